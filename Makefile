@@ -89,7 +89,7 @@ figures: $(STAMP) ## Make all pages of figures again: predictions (half an hour)
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md
 
-screenshots: $(STAMP) browser demo/training/profile.pop ## Take the pictures in docs/images again
+screenshots: $(STAMP) browser demo/training/profile.pop ## Pictures of the pages of the demo, in gallery/demo
 	$(BIN)/python -m tools.screenshots
 
 browser: ## See that there is a chromium for the viewer's tests and screenshots

@@ -91,7 +91,8 @@ from ipu_exec.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from ipu_exec.options import Options, TensorLocationSettings
+from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
+from ipu_exec.options import Options
 from ipu_exec.planning import plan
 from ipu_exec.search_ops import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.session.compile_hooks import registerPostCompileHook, registerPreCompileHook

@@ -18,9 +18,13 @@ import torch
 
 from ipu_exec.errors import UsageError as Error
 from ipu_exec.numerics import optimiser_state
+from ipu_exec.numerics.update_rules import (
+    check_without_correction,
+    tensorflow_rmsprop,
+    update_without_correction,
+)
 
 logger = logging.getLogger("ipu_exec")
-
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 
 
@@ -277,7 +281,7 @@ class Optimizer:
         if self.bias_correction:
             return super().step(closure)  # type: ignore[misc]
         loss = closure() if closure is not None else None
-        _update_without_correction(optimizer, decoupled=isinstance(optimizer, torch.optim.AdamW))
+        update_without_correction(optimizer, decoupled=isinstance(optimizer, torch.optim.AdamW))
         return loss
 
     def _make(self, params: Params, arguments: Mapping[str, Any]) -> None:
@@ -415,7 +419,7 @@ class Adam(Optimizer, torch.optim.Adam):
         max_grad_norm: float | None = None,
     ) -> None:
         self._make(params, locals())
-        _check_without_correction(self, self.bias_correction)
+        check_without_correction(self, self.bias_correction)
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -441,7 +445,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ) -> None:
         self._make(params, locals())
-        _check_without_correction(self, self.bias_correction)
+        check_without_correction(self, self.bias_correction)
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -480,7 +484,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         if not self.use_tf_variant:
             return super().step(closure)
         loss = closure() if closure is not None else None
-        _tensorflow_rmsprop(self)
+        tensorflow_rmsprop(self)
         return loss
 
 
@@ -572,69 +576,6 @@ class LAMB(_OneByOne):
             weight_norm = weight_norm.clamp(max=bound)
         trust = torch.where(usable, weight_norm / direction_norm, torch.ones_like(weight_norm))
         parameter.sub_(direction * (trust * group["lr"]))
-
-
-def _check_without_correction(optimizer: torch.optim.Optimizer, bias_correction: bool) -> None:
-    if not bias_correction and (optimizer.defaults["amsgrad"] or optimizer.defaults["maximize"]):
-        raise Error(
-            f"{type(optimizer).__name__}: bias_correction=False goes with neither amsgrad nor"
-            " maximize"
-        )
-
-
-@torch.no_grad()
-def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool) -> None:
-    """Adam's update without bias correction; AdamW's if ``decoupled``."""
-    for group in optimizer.param_groups:
-        beta1, beta2 = group["betas"]
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.tensor(0.0)  # unused here; other optimisers' states have it
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            gradient = parameter.grad
-            if decoupled:
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            elif group["weight_decay"]:
-                gradient = gradient.add(parameter, alpha=group["weight_decay"])
-            state["step"] += 1
-            state["exp_avg"].lerp_(gradient, 1 - beta1)
-            state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            parameter.addcdiv_(
-                state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"]
-            )
-
-
-@torch.no_grad()
-def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                state["square_avg"] = torch.ones_like(parameter)
-                if group["momentum"]:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                if group["centered"]:
-                    state["grad_avg"] = torch.zeros_like(parameter)
-            gradient, square = parameter.grad, state["square_avg"]
-            if group["weight_decay"]:
-                gradient = gradient.add(parameter, alpha=group["weight_decay"])
-            state["step"] += 1
-            square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
-            variance = square
-            if group["centered"]:
-                state["grad_avg"].lerp_(gradient, 1 - group["alpha"])
-                variance = square.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-            moved = group["lr"] * gradient / variance.add(group["eps"]).sqrt()
-            if group["momentum"]:
-                moved = state["momentum_buffer"].mul_(group["momentum"]).add_(moved)
-            parameter.sub_(moved)
 
 
 def poptorchs(optimizer: Any) -> Optimizer | None:

@@ -8,625 +8,75 @@ executor or a data loader freezes its options, because they are part of what is 
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
-from ipu_exec import enums, machine
+from ipu_exec import machine
 from ipu_exec.annotations import (
     ExecutionStrategy,
-    ParallelPhasedExecution,
-    Phase,
     PipelinedExecution,
-    SerialPhasedExecution,
-    ShardedExecution,
-    Stage,
 )
+
+# PopTorch's module of this name has these too
+from ipu_exec.annotations import ParallelPhasedExecution as ParallelPhasedExecution
+from ipu_exec.annotations import Phase as Phase
+from ipu_exec.annotations import SerialPhasedExecution as SerialPhasedExecution
+from ipu_exec.annotations import ShardedExecution as ShardedExecution
+from ipu_exec.annotations import Stage as Stage
 from ipu_exec.base.checks import check_proportion
 from ipu_exec.base.sharding_plan import TensorSharding, checked
 from ipu_exec.enums import (
     CommGroupType,
     ConnectionType,
-    HalfFloatCastingBehavior,
-    MeanReductionStrategy,
     OutputMode,
-    ReductionType,
     SyncPattern,
 )
-from ipu_exec.errors import Error, FrozenError, UsageError
+from ipu_exec.errors import UsageError
+from ipu_exec.option_groups.engine_options import (
+    DEFAULT_RUN_COUNT,
+    Profiling,
+    engine_flag,
+    engine_options_of,
+    warn_of_engine_options,
+)
+from ipu_exec.option_groups.environment import (
+    DEFAULTS_VARIABLE,
+    LENIENT_VARIABLE,
+    PLACEMENT_VARIABLE,
+    TARGET_VARIABLE,
+)
+from ipu_exec.option_groups.group import Group, as_json
+from ipu_exec.option_groups.groups import (
+    DistributedOptions,
+    JitOptions,
+    PopartOptions,
+    PrecisionOptions,
+    TrainingOptions,
+)
+from ipu_exec.option_groups.options_from_text import (
+    ConfigFileError,
+    call_line,
+    member_of,
+    method_of,
+)
+from ipu_exec.option_groups.tensor_locations import TensorLocationOptions
+from ipu_exec.option_groups.tensor_locations import TensorLocationSettings as TensorLocationSettings
 from ipu_exec.placement_file import load, load_stages
 from ipuscope.profiler.file import from_json
-from ipuscope.words import did_you_mean
 
-ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
-PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
-PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
-COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
-LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
-COMMAND_VARIABLE = "IPUSCOPE_COMMAND"  # JSON: the words of ipu-run, for the profile
-LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
-DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
-TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
-BUFFERING_DEPTHS = (
-    "defaultBufferingDepth",
-    "defaultPrefetchBufferingDepth",
-)  # PopART's name, and the one before
-DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
-# Settings that change nothing here though they would on a machine: setting one warns, and says what
-# happens instead.
-_NOT_HONOURED = {
-    "groupNormStridedChannelGrouping": (
-        "_Popart's groupNormStridedChannelGrouping",
-        "groups are of neighbouring channels, as PyTorch has them, and cost what those cost",
-    ),
-}
-# The same for Poplar's engine options: the value that is modelled, and what happens instead.
-_ENGINE_NOT_HONOURED = {
-    "opt.internalExchangeOptimisationTarget": (
-        "cycles",
-        "exchanges are those that take the fewest cycles, so code of exchanges may be more here",
-    ),
-}
+_DistributedOptions = DistributedOptions
+
+
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
 
-@dataclass(frozen=True, slots=True)
-class Profiling:
-    """The autoReport settings: whether to write a profile, where, and how many runs it contains."""
-
-    enabled: bool
-    directory: Path
-    execution: bool  # runs too, not only what was compiled
-    run_count: int
-    debug_info: bool = False  # debug.cbor beside it
-
-
-class ConfigFileError(UsageError):
-    """A line of a file of options cannot be set."""
-
-
-class _Group:
-    """Named values as in PopTorch: set by methods, read as attributes, frozen once in use."""
-
-    def __init__(self, **defaults: Any) -> None:
-        self._values: dict[str, Any] = defaults
-        self._frozen = False
-
-    def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("_values", {})
-        name = (
-            name.removeprefix("_") if name == "_execution_strategy" else name
-        )  # as PopTorch has it
-        if name in values:
-            return values[name]
-        snake = re.sub(
-            r"([A-Z])", lambda match: f"_{match[1].lower()}", name
-        )  # some of PopTorch's are in camel case
-        if snake in values:
-            return values[snake]
-        known = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
-        near = "" if name.startswith("_") else did_you_mean(name, known)
-        raise AttributeError(
-            f"{type(self).__name__.strip('_')} has no option {name!r}"
-            + (near or f"; it has {', '.join(values)}")
-        )
-
-    def checkIsFrozen(self, option: str | None = None) -> None:
-        """FrozenError if these options are in use; ``option`` is the one that was to be changed."""
-        if self._frozen:
-            what = f": {option}" if option else ""
-            raise FrozenError(
-                f"Can't modify frozen Options{what}. They are in use by a compiled model or a data"
-                " loader. Set options first, or change a copy: options.clone()"
-            )
-
-    def _set(self, **values: Any) -> Self:
-        self.checkIsFrozen(", ".join(values))
-        for name, value in values.items():
-            before = self._values.get(name)
-            if name in _NOT_HONOURED and value != before and (before is not None or value):
-                option, instead = _NOT_HONOURED[name]
-                warnings.warn(
-                    f"{option} is recorded in the profile, but not honoured: {instead}",
-                    stacklevel=4,
-                )
-        self._values.update(values)
-        return self
-
-    def _count(self, method: str, least: int = 1, /, **value: Any) -> Self:
-        ((name, number),) = value.items()
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise UsageError(f"{method} takes a whole number, at least {least}, not {number!r}")
-        return self._set(**{name: number})
-
-    def _flag(self, method: str, /, **value: Any) -> Self:
-        ((name, flag),) = value.items()
-        if not isinstance(flag, bool):
-            raise UsageError(f"{method} takes True or False, not {flag!r}")
-        return self._set(**{name: flag})
-
-    def _enum(self, method: str, kind: type[Enum], /, **value: Any) -> Self:
-        ((name, member),) = value.items()
-        if not isinstance(member, kind):
-            known = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
-            raise UsageError(f"{method} takes one of {known}, not {member!r}")
-        return self._set(**{name: member})
-
-    def toDict(self) -> dict[str, Any]:
-        """The values by name, unconverted."""
-        return dict(self._values)
-
-    def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in self._values.items():
-            if isinstance(value, _Group):
-                yield from value._flat(f"{prefix}{_camel(name)}.")
-            else:
-                yield prefix + _camel(name), _json(value)
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
-        return f"{type(self).__name__.strip('_')}({values})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy that can be changed, even of options that are in use."""
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        for name, value in vars(self).items():
-            copied.__dict__[name] = copy.deepcopy(value, memo)
-        copied._frozen = False
-        return copied
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, ExecutionStrategy):
-        return repr(value)
-    if isinstance(value, TensorSharding):
-        return value.to_json()
-    if isinstance(value, Mapping):
-        return {str(key): _json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_json(item) for item in value]
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-
-
-class TrainingOptions(_Group):
-    """``opts.Training``: options for training only."""
-
-    def __init__(self, root: Options) -> None:
-        super().__init__(
-            gradient_accumulation=1,
-            accumulation_and_replication_reduction_type=ReductionType.Mean,
-            mean_accumulation_and_replication_reduction_strategy=MeanReductionStrategy.Post,
-            automatic_loss_scaling=False,
-            convolution_dithering=False,
-            batch_norm_replicas=1,
-        )
-        self._root = root
-
-    def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Micro-batches whose gradients are added up before a weight update.
-
-        In training, a placement file's accumulation takes precedence.
-        """
-        if self._root.placement_accumulation is not None and gradient_accumulation != 1:
-            gradient_accumulation = self._root.placement_accumulation
-        return self._count(
-            "Training.gradientAccumulation", gradient_accumulation=gradient_accumulation
-        )
-
-    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Mean or Sum, over the micro-batches and replicas of a weight update."""
-        name = "Training.accumulationAndReplicationReductionType"
-        if reduction_type is ReductionType.NoReduction:
-            raise UsageError(
-                f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one"
-                " gradient"
-            )
-        return self._enum(
-            name, ReductionType, accumulation_and_replication_reduction_type=reduction_type
-        )
-
-    accumulationReductionType = accumulationAndReplicationReductionType  # PopTorch's old name
-
-    def setMeanAccumulationAndReplicationReductionStrategy(
-        self, mean_reduction_strategy: MeanReductionStrategy
-    ) -> Self:
-        """When a Mean divides."""
-        return self._enum(
-            "Training.setMeanAccumulationAndReplicationReductionStrategy",
-            MeanReductionStrategy,
-            mean_accumulation_and_replication_reduction_strategy=mean_reduction_strategy,
-        )
-
-    def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Adapt the loss scale to the float16 gradients.
-
-        It starts from the optimiser's ``loss_scaling``.
-
-        See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
-        """
-        return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
-
-    def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Let different convolutions begin at different tiles.
-
-        Small ones are then not all on the first tiles.
-        """
-        return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
-
-    def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
-        """Let batch norms compute their statistics over groups of that many replicas.
-
-        Groups are consecutive among the replicas of all instances. 1: each replica's own, as in
-        PopTorch, which has no such option; it is named after the one in TensorFlow for IPUs.
-        """
-        name = "Training.distributedBatchNormReplicaGroupSize"
-        return self._count(name, batch_norm_replicas=replicas)
-
-    @property
-    def autoreport(self) -> bool:
-        """The same as ``opts.autoreport``."""
-        return self._root.autoreport
-
-    @autoreport.setter
-    def autoreport(self, enabled: bool) -> None:
-        self._root.autoreport = enabled
-
-    @property
-    def autoreport_dir(self) -> str:
-        """The same as ``opts.autoreport_dir``."""
-        return self._root.autoreport_dir
-
-    @autoreport_dir.setter
-    def autoreport_dir(self, directory: str | os.PathLike[str]) -> None:
-        self._root.autoreport_dir = directory
-
-
-class PrecisionOptions(_Group):
-    """``opts.Precision``: data types inside operators."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            stochastic_rounding=False,
-            partials_type="",  # "float32", "float16"; "": float32, the vendor's default
-            floating_point_exceptions=False,
-            running_statistics_always_float=None,  # as the model has them
-            half_float_casting=HalfFloatCastingBehavior.Default,
-        )
-
-    def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
-
-        An IPU rounds every float16 result that way; here the update is computed in float32 and
-        rounded at its end, and activations and gradients are rounded as in PyTorch. Float32 models
-        are not changed.
-        """
-        return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
-
-    def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions.
-
-        ``torch.float`` or ``torch.half``.
-
-        With float16 operands, float partials use half of the multiply-accumulate units of an MK2.
-        If it is not set, products and convolutions keep float partials, as the vendor's do
-        (docs/cycles.md#planner).
-        """
-        if dtype not in (torch.float32, torch.float16):
-            raise UsageError(
-                f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}"
-            )
-        return self._set(partials_type=str(dtype).removeprefix("torch."))
-
-    def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error if an operator divides by zero, overflows, or creates or compares NaN.
-
-        It names the operator.
-
-        See `ipu_exec.numerics.floating_point`. Every result is checked, which takes time.
-        """
-        return self._flag(
-            "Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled
-        )
-
-    def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Whether batch norms of float16 inputs keep running statistics in float32.
-
-        In float32 also where the model's buffers are float16: those are then what it rounds to.
-        """
-        return self._flag(
-            "Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value
-        )
-
-    def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """How operands of float16 and float32 are combined.
-
-        All are cast to float16, or promoted as in PyTorch.
-
-        In place it is the dtype of the tensor that is written. The default is PyTorch's rule, as in
-        PopTorch since 3.0.
-        """
-        return self._enum(
-            "Precision.halfFloatCasting",
-            HalfFloatCastingBehavior,
-            half_float_casting=half_float_casting,
-        )
-
-
-class TensorLocationSettings(_Group):
-    """The location of one kind of tensor. Values not set are None."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            on_chip_storage=None,
-            replicated_tensor_sharding=None,
-            min_elements_for_off_chip=None,
-            min_elements_for_replicated_tensor_sharding=None,
-            io_tiles_to_load=None,
-            io_tiles_to_store=None,
-        )
-
-    def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """False: in streaming memory, loaded when needed. None: the execution strategy decides."""
-        if use is None:
-            return self._set(on_chip_storage=None)
-        return self._flag("useOnChipStorage", on_chip_storage=use)
-
-    def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps only its part.
-
-        Of weights, optimiser states and accumulators. Of activations only where phases are
-        pipelines: those that all IPUs which share a stage's tensors (`tensorSharding`) have alike
-        wait off the chip in parts on these.
-        """
-        return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
-
-    def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Smaller tensors stay on the chip; by default those of one element, as in PopART."""
-        return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
-
-    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded.
-
-        By default those of fewer than 8,192 elements, as in PopART.
-        """
-        return self._count(
-            "minElementsForReplicatedTensorSharding",
-            0,
-            min_elements_for_replicated_tensor_sharding=min_elements,
-        )
-
-    def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load through I/O tiles, beside what the others compute.
-
-        In `PipelinedExecution` with Phases, where `TensorLocations.numIOTiles` sets tiles aside;
-        otherwise compiling warns that the tiles that compute load it.
-        """
-        return self._flag("useIOTilesToLoad", io_tiles_to_load=use)
-
-    def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Store through I/O tiles: as `useIOTilesToLoad`."""
-        return self._flag("useIOTilesToStore", io_tiles_to_store=use)
-
-    def named(self) -> dict[str, int]:
-        """The values that are set, by PopTorch's names."""
-        return {
-            theirs: int(self._values[own])
-            for theirs, own in _LOCATION_NAMES.items()
-            if self._values[own] is not None
-        }
-
-    def __getitem__(self, name: str) -> int:
-        """By PopTorch's name, such as "onChip". KeyError if it is not set."""
-        return self.named()[name]
-
-    @property
-    def off_chip(self) -> bool:
-        """True after ``useOnChipStorage(False)``."""
-        return self._values["on_chip_storage"] is False
-
-
-_LOCATION_NAMES = {
-    "minElementsForOffChip": "min_elements_for_off_chip",
-    "minElementsForReplicatedTensorSharding": "min_elements_for_replicated_tensor_sharding",
-    "onChip": "on_chip_storage",
-    "useReplicatedTensorSharding": "replicated_tensor_sharding",
-    "useIOTilesToLoad": "io_tiles_to_load",
-    "useIOTilesToStore": "io_tiles_to_store",
-}
-
-
-class TensorLocationOptions(_Group):
-    """``opts.TensorLocations``: where weights, optimiser states and other tensors are stored."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            location_activation=TensorLocationSettings(),
-            location_weight=TensorLocationSettings(),
-            location_optimizer=TensorLocationSettings(),
-            location_accumulator=TensorLocationSettings(),
-            num_io_tiles=0,
-        )
-
-    def _location(self, method: str, /, **value: Any) -> Self:
-        ((name, settings),) = value.items()
-        if not isinstance(settings, TensorLocationSettings):
-            raise UsageError(
-                f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}"
-            )
-        return self._set(**{name: copy.deepcopy(settings)})
-
-    def by_setter(self) -> dict[str, TensorLocationSettings]:
-        """The location of each kind of tensor, by the method that sets it."""
-        return {
-            "setActivationLocation": self.location_activation,
-            "setWeightLocation": self.location_weight,
-            "setOptimizerLocation": self.location_optimizer,
-            "setAccumulatorLocation": self.location_accumulator,
-        }
-
-    def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations are kept until the backward pass.
-
-        A pipeline keeps its stash on the chip: compiling it warns.
-        """
-        return self._location("setActivationLocation", location_activation=location)
-
-    def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights are stored.
-
-        Those off the chip are loaded before they are used, in forward, backward and update. In
-        phased execution they are loaded and stored with their phase by default.
-        """
-        return self._location("setWeightLocation", location_weight=location)
-
-    def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Where optimiser states are stored."""
-        return self._location("setOptimizerLocation", location_optimizer=location)
-
-    def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Where gradient accumulators are stored."""
-        return self._location("setAccumulatorLocation", location_accumulator=location)
-
-    def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192.
-
-        The others compute, while the tensors that `set_overlap_for_input` and
-        `set_overlap_for_output` name are transferred.
-        """
-        if (
-            isinstance(num_tiles, bool)
-            or not isinstance(num_tiles, int)
-            or not 32 <= num_tiles <= 192
-            or num_tiles % 2
-        ):
-            raise UsageError(
-                "TensorLocations.numIOTiles must be an even number between 32 and 192."
-                f" It is {num_tiles!r}"
-            )
-        return self._set(num_io_tiles=num_tiles)
-
-
-class DistributedOptions(_Group):
-    """``opts.Distributed``: which process of how many this is."""
-
-    def __init__(self) -> None:
-        super().__init__(process_id=0, num_processes=1)
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
-
-    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """This is process ``process_id`` (from 0) of ``num_processes``."""
-        self._count("Distributed.configureProcessId: num_processes", num_processes=num_processes)
-        if not 0 <= process_id < num_processes:
-            raise UsageError(
-                f"Distributed.configureProcessId: process {process_id} of {num_processes} does not"
-                " exist"
-            )
-        return self._set(process_id=process_id)
-
-    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Read both from environment variables; one process if they are not set."""
-        values = [os.environ.get(var_process_id, "0"), os.environ.get(var_num_processes, "1")]
-        if not all(value.isdecimal() for value in values):
-            raise UsageError(
-                f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole"
-                " numbers"
-            )
-        return self.configureProcessId(int(values[0]), int(values[1]))
-
-    def disable(self) -> Self:
-        """One process, whatever the environment contains."""
-        return self._set(process_id=0, num_processes=1)
-
-    @property
-    def processId(self) -> int:
-        """This process's number, from 0."""
-        return int(self._values["process_id"])
-
-    @property
-    def numProcesses(self) -> int:
-        """The number of processes that run the model."""
-        return int(self._values["num_processes"])
-
-    distributed_process_id = processId
-    num_distributed_processes = numProcesses
-
-
-_DistributedOptions = DistributedOptions  # PopTorch's name
-
-
-class JitOptions(_Group):
-    """``opts.Jit``: kept for PopTorch's scripts; models are captured by running them."""
-
-    def __init__(self) -> None:
-        super().__init__(trace_model=True)
-
-    def traceModel(self, trace_model: bool) -> Self:
-        """Recorded."""
-        return self._flag("Jit.traceModel", trace_model=trace_model)
-
-
-class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend.
-
-    docs/compatibility.md says which ones have an effect.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(engineOptions={})
-
-    def set(self, key: str, value: Any) -> Self:
-        """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
-        if key == "engineOptions" and not isinstance(value, Mapping):
-            raise UsageError(
-                f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}"
-            )
-        if key in BUFFERING_DEPTHS:
-            return self._count(f"_Popart.set({key!r}, ...)", **{key: value})
-        return self._set(**{key: value})
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All values that were set, by PopART's names."""
-        return self._values
-
-    options = settings  # PopTorch's name
-
-    def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
-        """Settings that ``POPLAR_ENGINE_OPTIONS`` accepts too; the environment takes precedence."""
-        return self.set("engineOptions", dict(engine_options))
-
-    def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """Enable or disable PopART's patterns by name.
-
-        ``SparseAccumulate`` and ``TiedGatherAccumulate`` have an effect
-        (`ipu_exec.capture.rewrites.patterns`), the others are recorded.
-        """
-        if not isinstance(patterns, Mapping):
-            raise UsageError(
-                "_Popart.setPatterns takes a dict of names and whether they are on, not"
-                f" {patterns!r}"
-            )
-        return self._set(patterns=dict(patterns), patterns_level=level)
-
-
-class Options(_Group):
+class Options(Group):
     """How a model is compiled and run.
 
     ``Options(profile_dir="demo")`` requests a profile below that directory; so do PopTorch's
@@ -1066,12 +516,12 @@ class Options(_Group):
         if self.profiling_enabled:
             engine["autoReport.all"] = "true"
         overrides = dict(self._Popart.engineOptions)
-        overrides |= _engine_options_of(os.environ if environment is None else environment)
-        _warn_of_engine_options(overrides)
+        overrides |= engine_options_of(os.environ if environment is None else environment)
+        warn_of_engine_options(overrides)
         engine |= overrides
-        everything = _engine_flag(engine, "autoReport.all", False)
-        graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
-        execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
+        everything = engine_flag(engine, "autoReport.all", False)
+        graph = engine_flag(engine, "autoReport.outputGraphProfile", everything)
+        execution = engine_flag(engine, "autoReport.outputExecutionProfile", everything)
         count = str(engine.get("autoReport.executionProfileProgramRunCount", DEFAULT_RUN_COUNT))
         if not count.isdecimal():
             raise UsageError(
@@ -1079,13 +529,13 @@ class Options(_Group):
                 f" {count!r}"
             )
         # Only where the engine's own options ask for it: ``autoreport`` alone writes one file.
-        all_given = _engine_flag(overrides, "autoReport.all", False)
+        all_given = engine_flag(overrides, "autoReport.all", False)
         return Profiling(
             graph or execution,
             Path(engine["autoReport.directory"]),
             execution,
             int(count),
-            _engine_flag(overrides, "autoReport.outputDebugInfo", all_given),
+            engine_flag(overrides, "autoReport.outputDebugInfo", all_given),
         )
 
     def modelName(self, name: str) -> Self:
@@ -1135,7 +585,7 @@ class Options(_Group):
         for number, line in enumerate(lines, 1):
             if line.split("#")[0].strip():
                 place = f"line {number} of {Path(filepath).name}"
-                _call(self, line.split("#")[0].strip(), place)
+                call_line(self, line.split("#")[0].strip(), place)
         return self
 
     def from_json(self, string: str) -> Self:
@@ -1153,7 +603,7 @@ class Options(_Group):
             raise UsageError(f"options are a JSON object of methods, not {string[:60]!r}")
         for name, value in calls.items():
             arguments = value if isinstance(value, list) else [value]
-            _method(self, name)(*(_member(argument) for argument in arguments))
+            method_of(self, name)(*(member_of(argument) for argument in arguments))
         return self
 
     def clone(self) -> Self:
@@ -1181,7 +631,7 @@ class Options(_Group):
         """
         named = {**self._values, **self.Training._values}
         numbers = {
-            name: value.value if isinstance(value, Enum) else _json(value)
+            name: value.value if isinstance(value, Enum) else as_json(value)
             for name, value in named.items()
         }
         popart = {f"_Popart.{name}": value for name, value in self._Popart.settings.items()}
@@ -1191,114 +641,5 @@ class Options(_Group):
         for group in (self, *(getattr(self, name) for name in _GROUPS)):
             group._frozen = frozen
             for value in group._values.values():
-                if isinstance(value, _Group):
+                if isinstance(value, Group):
                     value._frozen = frozen
-
-
-def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    text = environment.get(ENGINE_OPTIONS_VARIABLE, "").strip()
-    try:
-        options = from_json.loads(text or "{}")
-    except ValueError as error:
-        raise UsageError(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
-    if not isinstance(options, dict):
-        raise UsageError(
-            f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not'
-            f" {text!r}"
-        )
-    return options
-
-
-def _warn_of_engine_options(engine: Mapping[str, Any]) -> None:
-    for name, (modelled, instead) in _ENGINE_NOT_HONOURED.items():
-        if str(engine.get(name, modelled)).lower() != modelled:
-            warnings.warn(
-                f"the engine option {name} is recorded in the profile, but not honoured: {instead}",
-                stacklevel=2,  # said once, whoever asks for the options
-            )
-
-
-def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = str(engine.get(name, default)).lower()
-    if value not in ("true", "false"):
-        raise UsageError(f'{name} is "true" or "false", not {value!r}')
-    return value == "true"
-
-
-def _call(options: Options, line: str, place: str) -> None:
-    """Run ``Group.method(arguments)`` on ``options``.
-
-    Arguments are literals and members of our enums.
-    """
-    try:
-        call = ast.parse(line, mode="eval").body
-        if not isinstance(call, ast.Call):
-            raise ValueError("it is not a call")
-        method = _method(options, ast.unparse(call.func).removeprefix("options."))
-        arguments = [_argument(node) for node in call.args]
-        named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
-        method(*arguments, **named)
-    except _OF_FILES as error:
-        raise ConfigFileError(
-            f"{type(error).__name__} at {place}: {error}\n> {line[:200]}"
-        ) from None
-
-
-# What a file's line may raise: one that is nested too deep for Python's parser is one of them.
-_OF_FILES = (
-    *(SyntaxError, ValueError, AttributeError, TypeError, LookupError, Error),
-    *(RecursionError, MemoryError),
-)
-
-
-def _method(options: Options, path: str) -> Callable[..., Any]:
-    """A method of the options by its dotted name: nothing that Python has beside it."""
-    method: Any = options
-    for name in path.split("."):
-        if name.startswith("_") and name != "_Popart":
-            raise AttributeError(f"{path} is no option")
-        method = getattr(method, name)
-    found: Callable[..., Any] = method
-    return found
-
-
-def _argument(node: ast.expr) -> Any:
-    """A literal, a member of an enumeration, or the result of a constructor of PopTorch's."""
-    if isinstance(node, ast.Attribute):
-        kind, member = ast.unparse(node).removeprefix("poptorch.").split(".")
-        if kind == "torch":
-            return getattr(torch, member)
-        return getattr(enums, kind)[member]
-    if isinstance(node, ast.Call):
-        return _made(node)
-    return ast.literal_eval(node)
-
-
-def _made(call: ast.Call) -> Any:
-    *before, name = ast.unparse(call.func).removeprefix("poptorch.").split(".", 1)
-    arguments = [_argument(node) for node in call.args]
-    named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
-    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
-        return getattr(_made(call.func.value), call.func.attr)(*arguments, **named)
-    known = {kind.__name__: kind for kind in _CONSTRUCTORS}
-    if before or name not in known:
-        raise ValueError(f"{ast.unparse(call.func)} is none of {', '.join(known)}")
-    return known[name](*arguments, **named)
-
-
-_CONSTRUCTORS = (
-    PipelinedExecution,
-    ShardedExecution,
-    SerialPhasedExecution,
-    ParallelPhasedExecution,
-    Phase,
-    Stage,
-    TensorLocationSettings,
-)
-
-
-def _member(value: Any) -> Any:
-    """The member of an enumeration that a string names; other values as they are."""
-    kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
-    enum = getattr(enums, kind, None) if member else None
-    return enum[member] if isinstance(enum, type) and issubclass(enum, Enum) else value

@@ -139,6 +139,11 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
+        "--no-source",
+        action="store_true",
+        help="leave the text of the script's files out of the profile",
+    )
+    parser.add_argument(
         "--lenient",
         action="store_true",
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",

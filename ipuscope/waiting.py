@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from ipuscope.words import one_line
 
@@ -42,6 +43,7 @@ class _Display:
         self._start = time.monotonic()
         self._ended = threading.Event()
         self._bar: Progress | None = None
+        self._logs: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
         self._one_at_a_time = threading.Lock()
 
     def say(self, what: str, part: float | None = None) -> None:
@@ -64,6 +66,8 @@ class _Display:
         with self._one_at_a_time:
             if self._bar is not None:
                 self._bar.stop()
+            for handler, stream in self._logs:
+                handler.setStream(stream)
 
     def __str__(self) -> str:
         part = f" {self._part:.0%}" if self._part is not None else ""
@@ -96,12 +100,23 @@ class _Display:
             BarColumn(20),
             TimeElapsedColumn(),
         )
-        # What is printed meanwhile, warnings too, goes above the bar.
+        before = sys.stdout, sys.stderr
         bar = Progress(*columns, console=console, transient=True)
         task = bar.add_task(str(self), total=None)
         bar.tasks[task].start_time = bar.get_time() - self._seconds
-        bar.start()
+        bar.start()  # what is printed meanwhile, warnings too, goes above the bar; so do logs:
+        through = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
+        self._logs = [(one, one.stream) for one in _log_handlers() if one.stream in through]
+        for handler, stream in self._logs:
+            handler.setStream(through[stream])
         return bar
+
+
+def _log_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
+    """Those that write to a stream, which they took when they were made."""
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        handlers = logger.handlers if isinstance(logger, logging.Logger) else []
+        yield from (one for one in handlers if isinstance(one, logging.StreamHandler))
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
+_NAMED = 9  # stages whose Blocks are counted one by one
 _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 _TIMES = ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs"), (1e-9, " ns"))
 
@@ -70,6 +72,17 @@ def ends_of(names: Sequence[str], most: int = 60) -> str:
         return shortened(words, most)
     half = max(1, (most - 3) // 2)
     return f"{shortened(names[0], half)} … {shortened(names[-1], half)}"
+
+
+def folded(split: str) -> str:
+    """A split with many stages, equal neighbours once: ``1-9x2-7x1 on 0-15,0``."""
+    counts, *where = split.split(" ", 1)
+    blocks = counts.split("-")
+    if len(blocks) <= _NAMED:
+        return split
+    runs = [(one, len(list(some))) for one, some in groupby(blocks)]
+    said = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
+    return " ".join([said, *where])
 
 
 def percent(share: float) -> str:

@@ -42,7 +42,7 @@ from ipuscope.profiler.file.records import (
     VertexType,
     VertexUse,
 )
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
 
 MK2_BYTES, MK2_REGION0, MK2_CLOCK = 638_976, 212_992, 1.33e9
 STREAM_CYCLES, SYNC_CYCLES, EXTERNAL_SYNC_CYCLES = 257, 100, 600
@@ -271,14 +271,16 @@ def _computing(
 def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int, int]:
     """Bodies of the streams, syncs, copies and waits of an IPU, by kind of task."""
     transfers = {}
-    streams = [(schedules.STREAM_IN, f"stage {ipu} inputs from host")] if ipu in (0, last) else []
-    outputs = [(schedules.STREAM_OUT, f"stage {ipu} outputs to host")] if ipu == last else []
+    streams = (
+        [(schedule_types.STREAM_IN, f"stage {ipu} inputs from host")] if ipu in (0, last) else []
+    )
+    outputs = [(schedule_types.STREAM_OUT, f"stage {ipu} outputs to host")] if ipu == last else []
     for task, name in [*streams, *outputs]:
         first = len(profile.steps)
         moved = profile.tile_bytes(64, 0.25)
         for type in (STREAM_COPY_BEGIN, STREAM_COPY_MID, STREAM_COPY_END):
             cycles = 2000 if type == STREAM_COPY_MID else STREAM_CYCLES
-            vectors = {"bytes_in" if task == schedules.STREAM_IN else "bytes_out": moved}
+            vectors = {"bytes_in" if task == schedule_types.STREAM_IN else "bytes_out": moved}
             profile.step(
                 ipu,
                 parent,
@@ -286,15 +288,17 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
                 type,
                 f"{name}/{type}",
                 cycles,
-                Purpose.STREAM_IN if task == schedules.STREAM_IN else Purpose.STREAM_OUT,
+                Purpose.STREAM_IN if task == schedule_types.STREAM_IN else Purpose.STREAM_OUT,
                 **(vectors if type == STREAM_COPY_MID else {}),
             )
-        transfers[task] = profile.body(name, ipu, ipu, "host I/O", "", first, schedules.TASKS[task])
+        transfers[task] = profile.body(
+            name, ipu, ipu, "host I/O", "", first, schedule_types.TASKS[task]
+        )
     first = len(profile.steps)
     profile.step(
         ipu, parent, -1, SYNC, "External sync", EXTERNAL_SYNC_CYCLES, Purpose.EXTERNAL_SYNC
     )
-    transfers[schedules.SYNC] = profile.body(
+    transfers[schedule_types.SYNC] = profile.body(
         "external sync", ipu, -1, "external sync", "", first, BodyTask.SYNC
     )
     first = len(profile.steps)
@@ -309,10 +313,10 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
         bytes_in=profile.tile_bytes(128),
         bytes_out=profile.tile_bytes(128),
     )
-    transfers[schedules.COPY] = profile.body(
+    transfers[schedule_types.COPY] = profile.body(
         "copies between IPUs", ipu, -1, "global exchange", "", first, BodyTask.COPY
     )
-    transfers[schedules.IDLE] = profile.body(
+    transfers[schedule_types.IDLE] = profile.body(
         "idle", ipu, -1, "idle", "", len(profile.steps), BodyTask.IDLE
     )
     return transfers
@@ -420,14 +424,14 @@ def synthetic_profile(
         backward, backward_steps = _computing(profile, ipu, inner, "backward", 2_000 * slow)
         update, _ = _computing(profile, ipu, update_node, "update", 500)
         bodies |= {
-            (schedules.FORWARD, ipu): forward,
-            (schedules.BACKWARD, ipu): backward,
-            (schedules.UPDATE, ipu): update,
+            (schedule_types.FORWARD, ipu): forward,
+            (schedule_types.BACKWARD, ipu): backward,
+            (schedule_types.UPDATE, ipu): update,
         }
         bodies |= {
             (task, ipu): body for task, body in _transfers(profile, ipu, inner, ipus - 1).items()
         }
-        depth = schedules.stash_depth(ipus, ipu)
+        depth = closed_forms.stash_depth(ipus, ipu)
         weight, stash = _model_memory(profile, ipu, depth, forward_steps, backward_steps)
         _program_memory(profile, ipu)
         f, b, u = (profile.bodies[body].cycles for body in (forward, backward, update))
@@ -517,18 +521,20 @@ def synthetic_profile(
         return writer.publish()
 
 
-def _costs(profile: _Profile, bodies: dict[tuple[int, int], int], ipus: int) -> schedules.Costs:
+def _costs(
+    profile: _Profile, bodies: dict[tuple[int, int], int], ipus: int
+) -> schedule_types.Costs:
     def cost(task: int, ipu: int) -> int:
         return profile.bodies[bodies[task, ipu]].cycles
 
     every = range(ipus)
-    return schedules.Costs(
+    return schedule_types.Costs(
         tuple(every),
-        tuple(cost(schedules.FORWARD, i) for i in every),
-        tuple(cost(schedules.BACKWARD, i) for i in every),
-        update=tuple(cost(schedules.UPDATE, i) for i in every),
-        stream_in=tuple((i, cost(schedules.STREAM_IN, i)) for i in sorted({0, ipus - 1})),
-        stream_out=((ipus - 1, cost(schedules.STREAM_OUT, ipus - 1)),),
-        copies=tuple(cost(schedules.COPY, i) for i in every),
+        tuple(cost(schedule_types.FORWARD, i) for i in every),
+        tuple(cost(schedule_types.BACKWARD, i) for i in every),
+        update=tuple(cost(schedule_types.UPDATE, i) for i in every),
+        stream_in=tuple((i, cost(schedule_types.STREAM_IN, i)) for i in sorted({0, ipus - 1})),
+        stream_out=((ipus - 1, cost(schedule_types.STREAM_OUT, ipus - 1)),),
+        copies=tuple(cost(schedule_types.COPY, i) for i in every),
         sync=EXTERNAL_SYNC_CYCLES,
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 import warnings
 
 import pytest
+import torch
 
+import ipu_exec as poptorch
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, waiting
 
 
@@ -26,18 +31,21 @@ def test_warnings_stand_whole_above_the_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    log, handler = logging.getLogger("a users"), logging.StreamHandler()
+    log.addHandler(handler)
     with waiting("Graph compilation") as say, warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", _printed)
         say("lower", 0.25)
         warnings.warn("a warning of the model", stacklevel=1)
+        log.warning("a log that had standard error before")
+    log.removeHandler(handler)
+    assert handler.stream is sys.stderr
     lines = [line.rsplit("\x1b[2K", 1)[-1] for line in capsys.readouterr().err.splitlines()]
-    assert "a warning of the model" in lines
+    assert {"a warning of the model", "a log that had standard error before"} <= {*lines}
 
 
 def _printed(message: Warning | str, *_: object) -> None:
-    import sys
-
     print(message, file=sys.stderr)
 
 
@@ -45,3 +53,31 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with waiting("drawing"):
         pass
     assert capsys.readouterr().err == ""
+
+
+class Slow(torch.nn.Module):
+    """Takes so many seconds, by a list that is emptied from its end."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds.pop() if self.seconds else 0)
+        return x + 1
+
+
+def test_calls_that_last_say_so_until_one_is_quick(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EVERY_VARIABLE, "0.1")
+    seconds: list[float] = []
+    model = poptorch.inferenceModel(Slow(seconds))
+    model.compile(torch.ones(2))
+    said = []
+    for lasts in (1.4, 1.4, 0, 1.4):
+        seconds.append(lasts)
+        capsys.readouterr()
+        model(torch.ones(2))
+        said.append("numbers of" in capsys.readouterr().err)
+    assert said == [True, True, False, False]

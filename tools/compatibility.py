@@ -22,7 +22,7 @@ import ipu_exec
 from ipu_exec import optim
 from ipu_exec.base.replica_groups import GroupedParameter
 from ipu_exec.optim import VariableAttributes
-from ipu_exec.options import _NOT_HONOURED
+from ipu_exec.option_groups.group import NOT_HONOURED
 from ipu_exec.session.executor import PoplarExecutor
 from tools.poptorch_suite import outcomes, sources
 from tools.poptorch_suite.__main__ import INTERNALS, test_files
@@ -529,7 +529,7 @@ def classify(group: Group, name: str) -> tuple[str, str]:
             f"{group.prefix}{name} is {'there' if exists else 'not there'}, but the table says"
             f" {status!r}"
         )
-    warned = dict(_NOT_HONOURED.values())
+    warned = dict(NOT_HONOURED.values())
     instead = warned.get(
         f"{group.prefix}{name}".removeprefix("Options.").removeprefix("TensorLocationSettings.")
     )

@@ -1,7 +1,7 @@
-"""Pictures of every page of the viewer, light and dark, for the docs.
+"""Pictures of every page of the viewer, light and dark.
 
-``python -m tools.screenshots demo/training -o docs/images`` needs playwright, pillow and
-chromium. The README shows two of the pictures, cut to the window.
+``python -m tools.screenshots demo/training -o gallery/demo`` needs playwright, pillow and
+chromium.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="compared with it; default: demo/inference",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("docs/images"), help="default: docs/images"
+        "-o", "--output", type=Path, default=Path("gallery/demo"), help="default: gallery/demo"
     )
     args = parser.parse_args(argv)
     browser = find_browser()

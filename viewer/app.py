@@ -425,7 +425,8 @@ def _params_of(app: Dash, page: str) -> set[str]:
         if one["id"].startswith("{")
     }
     known = map(json.loads, ids)
-    return {one["param"] for one in known if one.get("page") == page}
+    named = [one for one in known if one.get("page") == page]
+    return {one["param"] for one in named if isinstance(one["param"], str)}  # not ALL
 
 
 def _refuse(view: View, search: str, page: str, known: set[str]) -> None:

@@ -25,10 +25,10 @@ Opener = Callable[[Path], str | None]
 
 _MEASURES = (
     Column("samples_per_second", "samples/s", ",.2f", width=130),
-    Column("cycles", "cycles", ",.0f", width=140),
+    Column("cycles", "cycles", ",.0f", width=160),
     Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
     Column("memory", "memory", width=140),
-    Column("profile", "profile", least=160),
+    Column("place", "profile", least=160),
 )
 _AXIS = 150  # pixels of an axis and its name
 
@@ -39,7 +39,7 @@ def create_runs_app(
     """The viewer of `ipuscope.profiler.analysis.runs.runs`. ``name``: of their folder."""
     settings = settings_of(runs)
     over = int((~runs["fits"]).sum())
-    said = f"{len(runs)} runs; {', '.join(map(str, settings)) or 'nothing'} differs between them"
+    said = f"{len(runs)} runs; {', '.join(map(str, settings)) or 'nothing'} differ"
     said += f"; {over} out of memory" if over else ""
     app = page_alone(
         f"runs of {name}",

@@ -23,7 +23,7 @@ import ipu_exec
 from ipu_exec.lowering.costs import copy_cycles
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
-from ipuscope.profiler.timeline.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE
+from ipuscope.profiler.timeline.schedule_types import BACKWARD, COPY, FORWARD, RECOMPUTE
 
 DTYPES = {
     "fp16": torch.float16,

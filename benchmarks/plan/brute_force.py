@@ -25,7 +25,7 @@ from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Key, Mapping, Obtained, Plan, StagePlan
 from ipuscope.planner.mappings.compile_search import allows
 from ipuscope.planner.mappings.mapping import attached
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 
 class Layers(torch.nn.Module):
@@ -106,7 +106,7 @@ def every_mapping(key: Key, blocks: tuple[str, ...], ipus: int, batch: int) -> I
     for stages in range(1, min(len(blocks), ipus // key.shards) + 1):
         for replicas in range(1, ipus // (key.shards * attached(stages)) + 1):
             each, rest = divmod(batch, key.micro_batch * replicas)
-            least = schedules.pipeline_stages(stages, True) if stages > 1 else 1
+            least = closed_forms.pipeline_stages(stages, True) if stages > 1 else 1
             wrong_parts = key.in_parts not in (0, replicas)
             if rest or each < least or (each > 1) != key.accumulates or wrong_parts:
                 continue

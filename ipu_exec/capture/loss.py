@@ -13,6 +13,16 @@ from ipu_exec.errors import Error
 
 logger = logging.getLogger("ipu_exec")
 
+WITH_LOSS = """Labels and the loss go into a module around the model:
+    class WithLoss(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, labels):
+            output = self.model(x)
+            return output, torch.nn.functional.cross_entropy(output, labels)
+and trainingModel(WithLoss(model), options, optimizer) takes inputs and labels"""
 _LOSS_MARK = "_ipu_exec_loss"
 
 
@@ -47,8 +57,8 @@ def find_loss(returned: Any) -> torch.Tensor:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise Error(
             "Couldn't find a loss in graph: the model returned no loss, its outputs have the"
-            f" shapes {shapes}. A training model returns its loss last, reduced to one number; mark"
-            " another output with ipu_exec.identity_loss(x, 'mean')"
+            f" shapes {shapes} (of one micro-batch). A training model returns its loss last, or"
+            f" marks it with poptorch.identity_loss(x, 'mean'): one number. {WITH_LOSS}"
         )
     loss = candidates[-1]
     if loss.numel() != 1:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from ipu_exec.commands.program import Program
 from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, WARNING
 from ipu_exec.errors import Error
-from ipu_exec.options import PROPOSE_VARIABLE
+from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ def _with_levers(report: Report, ipus: int) -> str:
 
 def _more_samples(costs: Costs, ipus: int) -> str:
     """What to do about too few micro-batches for the stages; "" where they are enough."""
-    least = schedules.pipeline_stages(ipus, costs.training)
+    least = closed_forms.pipeline_stages(ipus, costs.training)
     if not costs.pipelined or costs.micro_batches >= least:
         return ""
     fewer = max(
         count
         for count in range(1, ipus + 1)
-        if schedules.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
+        if closed_forms.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
     )
     return (
         f". The samples of a call make no more: give it {least}, or a multiple of that, or take"
@@ -133,9 +133,8 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
         PROPOSE_VARIABLE: str(ipus),
         EVERY_VARIABLE: "1",
     }
-    words = f"ipu-run: the costs of {program}'s Blocks"
     with (
-        waiting(words) as say,
+        waiting("ipu-run: the Blocks' costs") as say,
         subprocess.Popen(
             [*command, *program.words, *arguments],
             env=environment,
@@ -145,7 +144,7 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
             errors="replace",
         ) as process,
     ):
-        say("running the script up to its first model")
+        say("running the script")
         stderr = _relayed(process, say)
     for kind in ("training", "inference"):
         path = os.path.join(folder, kind)

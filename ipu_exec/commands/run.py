@@ -35,12 +35,13 @@ from ipu_exec.commands.unwrapped import (
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
-from ipu_exec.options import (
+from ipu_exec.option_groups.environment import (
     COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
     LENIENT_VARIABLE,
     LEVERS_VARIABLE,
+    NO_SOURCE_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
@@ -169,6 +170,8 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
         os.environ[LEVERS_VARIABLE] = args.levers
     if args.compile_only or args.levers is not None:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
+    if args.no_source:
+        os.environ[NO_SOURCE_VARIABLE] = "1"
     if args.lenient:
         os.environ[LENIENT_VARIABLE] = "1"
     if args.num_ipus is not None:  # its compile has the levers and the leniency from above

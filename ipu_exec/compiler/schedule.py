@@ -14,9 +14,9 @@ from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types, schedules
 from ipuscope.profiler.timeline.phased_schedules import Phases, phased, pipelined_phases
-from ipuscope.profiler.timeline.schedules import (
+from ipuscope.profiler.timeline.schedule_types import (
     BACKWARD,
     COPY,
     ENTER,
@@ -64,7 +64,7 @@ class Timeline:
     """The schedule of one device iteration, and the body of each of its tasks."""
 
     costs: Costs
-    schedule: schedules.Schedule
+    schedule: schedule_types.Schedule
     bodies: tuple[records.Body, ...]
     trace: records.Trace
     pipeline_cycles: tuple[records.PipelineCycle, ...]
@@ -194,7 +194,7 @@ def timeline(
                 body.cycles,
                 np.array(ids, np.int64)[body.order],
                 starts,
-                schedules.TASKS[body.task],
+                schedule_types.TASKS[body.task],
             )
         )
     for ipu in range(placement.num_ipus):
@@ -211,7 +211,7 @@ def timeline(
                 0,
                 none,
                 none,
-                schedules.TASKS[IDLE],
+                schedule_types.TASKS[IDLE],
             )
         )
     # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see

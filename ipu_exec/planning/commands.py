@@ -26,8 +26,8 @@ from ipu_exec.session.applied_levers import with_levers
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Plan, save
-from ipuscope.planner.mappings.compile_search import INTERRUPTED
 from ipuscope.planner.mappings.question import parse_seconds
+from ipuscope.planner.mappings.search_state import INTERRUPTED
 from ipuscope.run_arguments import CHANGES, changes, numbers
 
 _WIDE = 160  # columns of a table that goes to no terminal

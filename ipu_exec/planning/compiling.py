@@ -38,7 +38,7 @@ from ipuscope.planner.mappings.priced import Priced
 from ipuscope.profiler import ProfileWriter, Report, open_report
 from ipuscope.profiler.confidence import likely_error
 from ipuscope.profiler.enums import Direction
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.timeline.tile_usage import what_it_needs
 
 _WORK = (Direction.FORWARD, Direction.BACKWARD)
@@ -254,7 +254,7 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
         )
         for number, (first, last) in enumerate(pairwise(cuts))
     )
-    least = schedules.pipeline_stages(count, training)
+    least = closed_forms.pipeline_stages(count, training)
     return Mapped(
         key.shards,
         max(1, key.in_parts),

@@ -20,7 +20,7 @@ from ipu_exec.planning.workers import workers_of
 from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
 from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Key, Plan, Question
-from ipuscope.planner.mappings.compile_search import EngineLost, News, NoMapping, plan, verified
+from ipuscope.planner.mappings.compile_search import plan, verified
 from ipuscope.planner.mappings.question import (
     OBJECTIVES,
     RECOMPUTE,
@@ -29,6 +29,7 @@ from ipuscope.planner.mappings.question import (
     shard_counts,
     usual_micro_batches,
 )
+from ipuscope.planner.mappings.search_state import EngineLost, News, NoMapping
 
 USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations' and Poplar's
 

@@ -23,12 +23,12 @@ from ipu_exec.compiler.memory.code_on_tiles import (
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Plan
 from ipuscope.planner.mappings.phased_costs import CodePieces
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _OF_A_STAGE = (
-    *(schedules.FORWARD, schedules.RECOMPUTE, schedules.BACKWARD),
-    *(schedules.ENTER, schedules.RETURN, schedules.LEAVE),
-    *(schedules.STREAM_IN, schedules.STREAM_OUT),
+    *(schedule_types.FORWARD, schedule_types.RECOMPUTE, schedule_types.BACKWARD),
+    *(schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE),
+    *(schedule_types.STREAM_IN, schedule_types.STREAM_OUT),
 )
 
 
@@ -106,7 +106,7 @@ def _bodies(
     for body in executable.tree.bodies:
         if body.task in _OF_A_STAGE and body.stage == block:
             yield body
-        elif body.task == schedules.UPDATE:
+        elif body.task == schedule_types.UPDATE:
             steps = tuple(step for step in body.steps if updates_block(step) == block)
             if steps:
                 yield replace(body, steps=steps)

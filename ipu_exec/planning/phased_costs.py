@@ -35,16 +35,16 @@ from ipuscope.planner.mappings.phased_costs import (
 )
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _DIRECTIONS = {
-    schedules.FORWARD: FORWARD,
-    schedules.RECOMPUTE: BACKWARD,
-    schedules.BACKWARD: BACKWARD,
+    schedule_types.FORWARD: FORWARD,
+    schedule_types.RECOMPUTE: BACKWARD,
+    schedule_types.BACKWARD: BACKWARD,
 }
 # `BlockTiles.held`'s passes: the tasks in which a stage computes, and those around them
-_COMPUTES = {schedules.FORWARD: 0, schedules.RECOMPUTE: 1, schedules.BACKWARD: 2}
-_RUNS = {**_COMPUTES, schedules.ENTER: 0, schedules.RETURN: 1, schedules.LEAVE: 2}
+_COMPUTES = {schedule_types.FORWARD: 0, schedule_types.RECOMPUTE: 1, schedule_types.BACKWARD: 2}
+_RUNS = {**_COMPUTES, schedule_types.ENTER: 0, schedule_types.RETURN: 1, schedule_types.LEAVE: 2}
 _PASSES = len(_COMPUTES)
 _LOADS = (Purpose.REMOTE_LOAD, Purpose.COPY)
 _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
@@ -115,9 +115,9 @@ class _Reader:
             reads,
             self._once(),
             self._updates(),
-            max((b.cycles for b in self._of(schedules.REDUCE)), default=0),
-            self._streamed(schedules.STREAM_IN),
-            self._streamed(schedules.STREAM_OUT),
+            max((b.cycles for b in self._of(schedule_types.REDUCE)), default=0),
+            self._streamed(schedule_types.STREAM_IN),
+            self._streamed(schedule_types.STREAM_OUT),
             options.outputs_once,
             self._tiles(),
             bool(locations.state.sharded and options.replicas > 1),
@@ -136,7 +136,7 @@ class _Reader:
         again = np.zeros(self.blocks, dtype=np.int64)
         for body in self._of(*_DIRECTIONS):
             cycles[_DIRECTIONS[body.task], body.stage] += body.cycles
-            if body.task == schedules.RECOMPUTE:
+            if body.task == schedule_types.RECOMPUTE:
                 again[body.stage] += body.cycles
         return cycles, again
 
@@ -175,14 +175,14 @@ class _Reader:
         """`PhasedCosts.once`."""
         once = np.zeros((5, self.blocks, 5), dtype=np.int64)
         by_task = {
-            schedules.ENTER: ENTERS,
-            schedules.RETURN: RETURNS,
-            schedules.LEAVE: LEAVES,
+            schedule_types.ENTER: ENTERS,
+            schedule_types.RETURN: RETURNS,
+            schedule_types.LEAVE: LEAVES,
         }
         for body in self._of(*by_task):
             for step in body.steps:
                 self._add(once[by_task[body.task], body.stage], step, step.moves)
-                if body.task == schedules.RETURN:
+                if body.task == schedule_types.RETURN:
                     accumulators = self._of_role(step, Role.ACCUMULATOR)
                     self._add(once[TURNS, body.stage], step, accumulators)
         # the last phase's weights are there: in another phase they would come once more
@@ -190,7 +190,7 @@ class _Reader:
         once[RETURNS, last] = once[ENTERS, last] + once[TURNS, last]
         both = last & (once[ENTERS, :, 0] > 0)
         once[RETURNS, both, 0] = once[ENTERS, both, 0]
-        for body in self._of(schedules.UPDATE):
+        for body in self._of(schedule_types.UPDATE):
             for step in body.steps:
                 block = self._updates_block(step)
                 if block >= 0:
@@ -238,7 +238,7 @@ class _Reader:
 
     def _parted(self) -> set[int]:
         """Weights of which, or of whose state, each replica keeps its part."""
-        bodies = self._of(schedules.ENTER, schedules.RETURN, schedules.UPDATE)
+        bodies = self._of(schedule_types.ENTER, schedule_types.RETURN, schedule_types.UPDATE)
         moves = (m for b in bodies for s in b.steps if s.purpose in _REMOTE for m in s.moves)
         return {self._owner(m.storage) for m in moves if m.bytes < self._whole(m.storage)}
 
@@ -246,7 +246,7 @@ class _Reader:
         """`PhasedCosts.update`."""
         cycles = np.zeros((2, self.blocks), dtype=np.int64)
         parted = self._parted()
-        for body in self._of(schedules.UPDATE):
+        for body in self._of(schedule_types.UPDATE):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
                 block = self._updates_block(step)
                 if block < 0 or step.purpose in (*_REMOTE, *_ROUNDS):
@@ -309,7 +309,7 @@ class _Reader:
         """The Block whose weight is updated at each position of an IPU, -1 for none."""
         blocks: list[int] = []
         for body in self.executable.tree.bodies:
-            if body.ipu == ipu and body.task == schedules.UPDATE:
+            if body.ipu == ipu and body.task == schedule_types.UPDATE:
                 blocks += [self._updates_block(step) for step in body.steps]
             elif body.ipu == ipu:
                 blocks += [-1] * len(body.steps)

@@ -6,7 +6,6 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -14,16 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ipuscope.planner.mappings import Candidate, Plan
-from ipuscope.planner.mappings.compile_search import News
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
 from ipuscope.planner.mappings.plan_words import kib, latency, table
-from ipuscope.profiler.units import count, per_second
+from ipuscope.planner.mappings.search_state import News
+from ipuscope.profiler.units import count, folded, per_second
 from ipuscope.waiting import waiting
 
 SHOWN = 10  # rows
 _LINE = 100  # columns of a sentence, wherever it goes
-_NAMED = 9  # stages whose Blocks are counted one by one
 _COLUMNS = (
     *("t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation", "recom-\npute", "state"),
     *("prop.", "samples/s", "largest\nextent"),
@@ -82,17 +80,6 @@ def _say(words: str, first: str, others: str, console: Console) -> None:
     console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
-def _folded(split: str) -> str:
-    """A split with many stages, equal neighbours once: ``1-9x2-7x1 on 0-15,0``."""
-    counts, *where = split.split(" ", 1)
-    blocks = counts.split("-")
-    if len(blocks) <= _NAMED:
-        return split
-    runs = [(one, len(list(some))) for one, some in groupby(blocks)]
-    said = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
-    return " ".join([said, *where])
-
-
 def _table(*heads: str) -> Table:
     """A table that fits 80 columns: words are folded, not cut."""
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
@@ -108,17 +95,24 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
     for number, one in enumerate(candidates, 1):
         mapping = one.mapping
         cells = (
-            *(mapping.shards, mapping.pipeline, mapping.replicas, _folded(mapping.split)),
+            *(mapping.shards, mapping.pipeline, mapping.replicas, folded(mapping.split)),
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
             mapping.memory_proportion,
             per_second(one.rate),
-            f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
+            _extent(one),
         )
         phases = (mapping.phases,) if in_phases else ()
         shown.add_row(
             str(number), *map(str, (*phases, *cells)), style="" if one.runs else "dim strike"
         )
     return shown
+
+
+def _extent(one: Candidate) -> str:
+    """As compiled, else as predicted; '?': only a compile knows whether it fits."""
+    if one.obtained is not None and one.obtained.fullest:
+        return kib(one.obtained.fullest)
+    return f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}"
 
 
 def _times(candidates: tuple[Candidate, ...]) -> Table:
@@ -164,6 +158,9 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         yield from (f"  write: {_LINES[word]}" for word in plan.levers.split(",") if word in _LINES)
+    if not any(plan.levers for plan in plans):
+        yield "The precision and the outputs stay as they are: --allow half,outputs plans with"
+        yield "half precision and the loss as the only output, too."
 
 
 def _rates(one: Candidate) -> str:

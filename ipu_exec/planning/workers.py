@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ipu_exec.errors import Error
-from ipuscope.planner.mappings.compile_search import EngineLost
+from ipuscope.planner.mappings.search_state import EngineLost
 
 _TRIES = 3
 _SERVER = "forkserver"

@@ -9,7 +9,7 @@ from ipu_exec import popdist
 from ipu_exec.errors import UsageError
 
 
-class _Distributed(poptorch.DistributedOptions):
+class _Distributed(poptorch._DistributedOptions):
     """Which process this is, which the launch determines."""
 
     def __init__(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.structures import parser_of
+from ipu_exec.capture.loss import WITH_LOSS
 from ipu_exec.errors import Error, UsageError
 
 _WAY_OUT = (
@@ -28,16 +29,6 @@ _UNEVEN = (
     "A last batch that is smaller: torch.utils.data.DataLoader(..., drop_last=True) leaves it out,"
     " as poptorch.DataLoader does. Else: "
 )
-_WITH_LOSS = """. Labels go into the module that computes the loss:
-    class WithLoss(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x, labels):
-            output = self.model(x)
-            return output, torch.nn.functional.cross_entropy(output, labels)
-and trainingModel(WithLoss(model), options, optimizer) takes them as it was called"""
 NO_GPU = (
     'Modules and inputs stay on the host, device "cpu": the call of a wrapped model brings them to'
     ' the IPUs. Delete .to("cuda") and .cuda()'
@@ -89,7 +80,7 @@ def bind(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         missing = _missing(signature, args, kwargs)
-        more = _WITH_LOSS if training and "too many" in str(error) else ""
+        more = f". {WITH_LOSS}" if training and "too many" in str(error) else ""
         raise UsageError(
             f"{missing}{type(model).__name__}.forward{signature} cannot be called so: {error}{more}"
         ) from None
@@ -146,16 +137,22 @@ def in_the_users_numbers(error: Exception, inputs: inspect.BoundArguments, count
     """Add to an error of the model's own code which of ``count`` micro-batches it ran on."""
     if isinstance(error, Error) or count == 1:
         return
-    sizes = [
-        f"{name} {tuple(value.shape)}"
+    sizes = {
+        name: value.shape
         for name, value in inputs.arguments.items()
         if isinstance(value, torch.Tensor) and value.dim()
-    ]
-    if sizes:
-        error.add_note(
-            f"The model ran on one of {count} micro-batches: each input of the call is cut into as"
-            f" many along dimension 0. They are {', '.join(sizes)}"
-        )
+    }
+    if not sizes:
+        return
+    passed = ", ".join(f"{name} {tuple(shape)}" for name, shape in sizes.items())
+    samples = {name: shape[0] for name, shape in sizes.items()}
+    differ = ", ".join(f"{name} {number}" for name, number in samples.items())
+    if len(set(samples.values())) > 1:
+        error.add_note(f"The inputs of the call differ in their number of samples: {differ}")
+    error.add_note(
+        f"The model ran on one of {count} micro-batches: each input of the call is cut into as"
+        f" many along dimension 0. They are {passed}"
+    )
 
 
 def check(

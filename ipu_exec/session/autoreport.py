@@ -26,6 +26,7 @@ from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
 from ipu_exec.session.provenance import provenance
+from ipu_exec.session.source_text import source_text
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info
@@ -75,6 +76,7 @@ class ProfileSession:
                 torch=torch.__version__,
                 python=platform.python_version(),
                 made=provenance(),
+                sources=source_text(executable.graph),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )

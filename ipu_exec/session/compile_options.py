@@ -19,14 +19,11 @@ from ipu_exec.enums import ConnectionType, Liveness, OutputMode
 from ipu_exec.errors import warn_once
 from ipu_exec.instances import hosts
 from ipu_exec.machine import INFERENCE, TRAINING
-from ipu_exec.options import (
-    BUFFERING_DEPTHS,
-    Options,
-    TensorLocationOptions,
-    TensorLocationSettings,
-)
+from ipu_exec.option_groups.groups import BUFFERING_DEPTHS
+from ipu_exec.option_groups.tensor_locations import TensorLocationOptions, TensorLocationSettings
+from ipu_exec.options import Options
 from ipu_exec.placement_file import StageChoice
-from ipuscope.profiler.timeline.schedules import LEAST_BESIDE
+from ipuscope.profiler.timeline.schedule_types import LEAST_BESIDE
 
 
 def compile_options(

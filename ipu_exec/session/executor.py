@@ -24,12 +24,13 @@ from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
-from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
+from ipu_exec.option_groups.environment import COMPILE_ONLY_VARIABLE
+from ipu_exec.options import Options
 from ipu_exec.session.compiled import Compiled
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.modes import in_modes
 from ipu_exec.session.torch_compile import not_compiled_by_torch
-from ipuscope.waiting import waiting
+from ipuscope.waiting import PATIENCE, waiting
 
 if TYPE_CHECKING:
     from ipu_exec.numerics.anchors import Watch
@@ -117,7 +118,7 @@ class PoplarExecutor(Compiled):
         self._check_norm_group(watching=watch is not None)
         start = host_clock.now_ns() // 1_000
         with (
-            self._shown_at_first(),
+            self._shown(),
             self._on_device(),
             on_ipu(),
             Devices() if self._executable.graph.names_ipu else nullcontext(),
@@ -147,22 +148,24 @@ class PoplarExecutor(Compiled):
                 )
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
-        self._ran = True
+        end = host_clock.now_ns() // 1_000
+        self._ran, self._was_quick = True, end - start < PATIENCE * 1e6
         self._host_is_behind = self._training
         self._optimiser_went_on()
         if watch is not None:
             self._anchored = watch.result()
         if self._session is not None:
-            self._session.record_run(start, host_clock.now_ns() // 1_000)
+            self._session.record_run(start, end)
         if self._options.log_cycle_count:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
 
-    def _shown_at_first(self) -> AbstractContextManager[object]:
-        """Inside, standard error says what lasts: in one call, for that of the others is alike."""
-        if self._ran:
+    def _shown(self) -> AbstractContextManager[object]:
+        """Inside, standard error says what lasts. After a quick call the next is quick, too."""
+        if self._was_quick:
             return nullcontext()
-        return waiting(f"{self._report_folder}: the numbers of the first call, by PyTorch")
+        which = "a" if self._ran else "the first"
+        return waiting(f"{self._report_folder}: the numbers of {which} call, by PyTorch")
 
     def _watch(self) -> Watch | None:
         """The watch on the tensors of a call, if the options ask for one."""

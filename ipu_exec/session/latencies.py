@@ -13,7 +13,7 @@ import numpy as np
 from ipu_exec.compiler.emission.host_streams import makers as graph_makers
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.enums import OutputMode
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 EVENTS = ("input", "input_complete", "output", "output_complete")
 Counters = dict[str, list[list[float]]]
@@ -65,7 +65,7 @@ def _sources(executable: Executable) -> list[_Transfer]:
     sources = []
     for value in graph.inputs:
         storage = graph.values[value].storage
-        kind = schedules.LOAD if storage in beside else schedules.STREAM_IN
+        kind = schedule_types.LOAD if storage in beside else schedule_types.STREAM_IN
         sources.append((kind, executable.placement.home.get(storage)))
     return sources
 
@@ -77,7 +77,11 @@ def _sinks(executable: Executable) -> list[_Transfer]:
     sinks: list[_Transfer] = []
     for value in graph.outputs:
         storage = graph.values[value].storage
-        kind = schedules.UNLOAD if storage in executable.tree.beside else schedules.STREAM_OUT
+        kind = (
+            schedule_types.UNLOAD
+            if storage in executable.tree.beside
+            else schedule_types.STREAM_OUT
+        )
         home, maker = placement.home.get(storage, 0), makers.get(storage)
         sinks.append((kind, home if maker is None else placement.op_stage[maker]))
     return sinks
@@ -95,9 +99,9 @@ def _column(
     for iteration, micro_batch in micro_batches:
         within = _times(executable, kind, stage, micro_batch)[end]
         at = schedule.head + iteration * trace.iteration_cycles + within
-        if across and kind == schedules.LOAD and (iteration, micro_batch) == (0, 0):
+        if across and kind == schedule_types.LOAD and (iteration, micro_batch) == (0, 0):
             at = schedule.head * end  # before the first device iteration
-        if across and kind == schedules.UNLOAD and (iteration, micro_batch) == last:
+        if across and kind == schedule_types.UNLOAD and (iteration, micro_batch) == last:
             at = executable.cycles_per_call - schedule.tail * (not end)  # after the last
         seconds += [at * (1 / executable.target.clock_hz)] * _local_replicas(executable)
     return seconds
@@ -119,22 +123,24 @@ def _times(
             carried = _carried(executable, kind, micro_batch % count)
             first = tasks[0]
             return int(schedule.start[first]) + carried, int(schedule.end[first]) + carried
-    first = int(schedule.start[in_micro_batch & ~np.isin(schedule.kind, schedules.BESIDE)].min())
+    first = int(
+        schedule.start[in_micro_batch & ~np.isin(schedule.kind, schedule_types.BESIDE)].min()
+    )
     return first, first
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
     """Cycles by which a transfer is shifted out of its own device iteration.
 
-    See `schedules.Costs.across`.
+    See `schedule_types.Costs.across`.
     """
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:
         return 0
-    if kind == schedules.LOAD and micro_batch == 0:
+    if kind == schedule_types.LOAD and micro_batch == 0:
         return -trace.iteration_cycles
     return trace.iteration_cycles * (
-        kind == schedules.UNLOAD and micro_batch == int(schedule.micro_batch.max())
+        kind == schedule_types.UNLOAD and micro_batch == int(schedule.micro_batch.max())
     )
 
 

@@ -47,7 +47,7 @@ def warn_of_leftovers(frame: FrameType | None, model: torch.nn.Module) -> None:
     function = max(k for k, node in enumerate(around) if not k or isinstance(node, _FUNCTIONS))
     inside = around[function:]
     scope = [inside[0], *(node for node in inside if isinstance(node, _LOOPS))][-1]
-    leftovers = {*_left(scope, frame, model, _results(inside)), *_autocasts(inside)}
+    leftovers = {*_left(scope, frame, model, _results(inside, scope)), *_autocasts(inside)}
     if leftovers:
         lines = [f"  line {at}: {source}: {what}" for at, source, what in sorted(leftovers)]
         words = "its call runs forward, backward and update; what is left of a loop without it:"
@@ -60,11 +60,21 @@ def _is_around(node: ast.AST, line: int) -> bool:
     return last is not None and first <= line <= last
 
 
-def _results(around: list[ast.AST]) -> set[str]:
-    """The names that the result of the call is assigned to."""
-    targets = [target for node in around if isinstance(node, ast.Assign) for target in node.targets]
-    names = [name for target in targets for name in ast.walk(target)]
-    return {name.id for name in names if isinstance(name, ast.Name)}
+def _results(around: list[ast.AST], scope: ast.AST) -> set[str]:
+    """The names that the result of the call, or what is computed from it, is assigned to."""
+    results = {name for node in around if isinstance(node, ast.Assign) for name in _targets(node)}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and results & _names(node.value):
+            results.update(_targets(node))
+    return results
+
+
+def _targets(node: ast.Assign) -> set[str]:
+    return set().union(*map(_names, node.targets))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _left(
@@ -78,8 +88,7 @@ def _left(
         of = getattr(node.func, "value", None)  # what its method is called of
         kind = ""
         if name == "backward" and of is not None:
-            used = {one.id for one in ast.walk(of) if isinstance(one, ast.Name)}
-            kind = "backward" * bool(used & results)
+            kind = "backward" * bool(_names(of) & results)
         elif name in ("clip_grad_norm_", "clip_grad_value_"):
             whose = [_value(one, frame) for one in ast.walk(node.args[0])] if node.args else []
             kind = "clip" * any(_has(one, weights) for one in whose)

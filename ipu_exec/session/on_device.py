@@ -111,7 +111,7 @@ class OnDevice:
         self.per_replica_params: dict[
             str, tuple[Any, Any, Any]
         ] = {}  # name -> what `replicaGrouping` was told
-        self._attached = self._seeded = self._ran = False
+        self._attached = self._seeded = self._ran = self._was_quick = False
         self._rng: torch.Tensor | None = None  # the device's, if it is not PyTorch's
         self._device = DeviceTensors()
         self._host_is_behind, self._host_weights_version = False, 0

@@ -22,10 +22,11 @@ from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.options import PROPOSE_VARIABLE, Options
+from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.options import Options
 from ipu_exec.placement_file import load_proposal
 from ipuscope.profiler.enums import Direction, Role
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 logger = logging.getLogger("ipu_exec")
 
@@ -58,11 +59,13 @@ def prepare(
     if proposal is not None and training:
         return deep_enough(options, training, proposal.micro_batches, samples)
     if proposal is not None:
-        return deep_enough(options, training, schedules.pipeline_stages(stages, training), samples)
+        return deep_enough(
+            options, training, closed_forms.pipeline_stages(stages, training), samples
+        )
     # Of a tied weight's last stage, which may return to an IPU, if the samples are enough for it.
     for count in (stages + 1, stages) if has_tied_weights(model) else (stages,):
         with contextlib.suppress(PipelineDepthError):
-            least = schedules.pipeline_stages(count, training)
+            least = closed_forms.pipeline_stages(count, training)
             return deep_enough(options, training, least, samples)
     return options  # and whoever chooses a split says what is missing
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.options import (
+from ipu_exec.option_groups.environment import (
     COMMAND_VARIABLE,
     LENIENT_VARIABLE,
     LEVERS_VARIABLE,

@@ -20,6 +20,7 @@ _WORDS = (
 def without_torch_compile(model: torch.nn.Module) -> torch.nn.Module:
     """The module that `torch.compile` wrapped; any other as it is. Warns of compiled parts too."""
     if isinstance(model, torch.nn.Module) and any(map(_is_compiled, model.modules())):
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # of its hooks, and ours
         frame = users_frame()
         if frame is not None:
             warnings.warn_explicit(_WORDS, UserWarning, frame.f_code.co_filename, frame.f_lineno)

@@ -29,7 +29,7 @@ from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.planner.search.tied_weights import back_home
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 _A_DOUBLING = (
     0.03  # that twice the samples a weight update have to gain at the least: learning pays
@@ -331,7 +331,7 @@ def _runs(basis: Basis, levers: Levers) -> bool:
 def _speed(basis: Basis, levers: Levers) -> float:
     """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
     costs, stages = basis.costs_with(levers), len(basis.assignment_with(levers).starts)
-    least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+    least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     if costs.micro_batches < least:
         return 0.0
     total = basis.cycles_with(levers)

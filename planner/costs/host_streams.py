@@ -34,7 +34,7 @@ class HostStreams:
     latency: int = 0  # cycles
     load: np.ndarray = field(default_factory=_none)
     unload: np.ndarray = field(default_factory=_none)
-    # ... from one device iteration into the next (`ipuscope.profiler.timeline.schedules.Costs`)
+    # ... from one device iteration into the next (`schedule_types.Costs`)
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     sync: str = ""

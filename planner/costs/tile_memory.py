@@ -17,7 +17,7 @@ import numpy as np
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.running_memory import Edges, Growing, Grown, Own
-from ipuscope.profiler.timeline.schedules import stash_depth
+from ipuscope.profiler.timeline.closed_forms import stash_depth
 from ipuscope.profiler.timeline.tile_usage import including_gaps
 
 _MOST_KNOWN = 600  # stages, of some six vectors over tiles each

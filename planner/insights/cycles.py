@@ -21,7 +21,7 @@ from ipuscope.planner.search.tied_weights import with_reader_home
 from ipuscope.profiler import analysis, units
 from ipuscope.profiler.enums import Direction, PipelinePhase
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import sentence
 
 LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
@@ -115,7 +115,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
     stages = len(present.assignment.starts)
     if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
         return []
-    many = max(costs.micro_batches, schedules.pipeline_stages(stages, costs.training))
+    many = max(costs.micro_batches, closed_forms.pipeline_stages(stages, costs.training))
     again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
     pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
     then = what_if(pipeline, present.assignment)
@@ -157,7 +157,9 @@ def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
         return ""
     largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())]
     share = largest["cycles"] / max(1, ops["cycles"].sum())
-    return f" {share:.0%} of it is {largest['name']}." if share >= _MUCH else ""
+    file, line = str(largest["file"]).replace("\\", "/"), largest["line"]
+    where = f" ({file.rpartition('/')[2]}:{line})" if file else ""
+    return f" {share:.0%} of it is {largest['name']}{where}." if share >= _MUCH else ""
 
 
 def _only_if_even(

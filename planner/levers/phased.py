@@ -34,7 +34,7 @@ from ipuscope.profiler.enums import BodyTask, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.phased_schedules import Phases, phased, pipelined_phases_total
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 _SINGLE_PRECISION = (Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 _POSITIONS = {task: number for number, task in enumerate(BodyTask)}
 _ONCE = {
-    schedules.ENTER: BodyTask.ENTER,
-    schedules.RETURN: BodyTask.RETURN,
-    schedules.LEAVE: BodyTask.LEAVE,
+    schedule_types.ENTER: BodyTask.ENTER,
+    schedule_types.RETURN: BodyTask.RETURN,
+    schedule_types.LEAVE: BodyTask.LEAVE,
 }
 _OVER_IO_TILES = {
     number: tuple(BodyTask)[number]
-    for number in (*schedules.LOADS_BESIDE.values(), *schedules.STORES_BESIDE.values())
+    for number in (*schedule_types.LOADS_BESIDE.values(), *schedule_types.STORES_BESIDE.values())
 }
-_KINDS = {schedules.FORWARD: Direction.FORWARD, schedules.BACKWARD: Direction.BACKWARD}
+_KINDS = {schedule_types.FORWARD: Direction.FORWARD, schedule_types.BACKWARD: Direction.BACKWARD}
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class PhasedBasis(Basis):
 
     # -- cycles ---
 
-    def _schedule_costs(self, levers: Levers, costs: Costs) -> tuple[schedules.Costs, Phases]:
+    def _schedule_costs(self, levers: Levers, costs: Costs) -> tuple[schedule_types.Costs, Phases]:
         """What the schedule takes: the bodies' own cycles, times what the levers make of them."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         stages, ipus = len(self.report.stages), tuple(self.report.stages["ipu"].tolist())
@@ -226,10 +226,10 @@ class PhasedBasis(Basis):
             return answers
 
         streams = costs.streams
-        of_stages = schedules.Costs(
+        of_stages = schedule_types.Costs(
             ipus=ipus,
             forward=of_stage(BodyTask.FORWARD),
-            backward=of_stage(*_tasks_of(schedules.BACKWARD)) if costs.training else (),
+            backward=of_stage(*_tasks_of(schedule_types.BACKWARD)) if costs.training else (),
             update=of_ipu(BodyTask.UPDATE),
             reduce=of_ipu(BodyTask.REDUCE),
             stream_in=self._streams(streams.stream_in, streams.latency),
@@ -387,6 +387,6 @@ def basis_of(report: Report) -> Basis:
 
 
 def _tasks_of(kind: int) -> tuple[BodyTask, ...]:
-    if kind == schedules.FORWARD:
+    if kind == schedule_types.FORWARD:
         return (BodyTask.FORWARD,)
     return BodyTask.RECOMPUTE, BodyTask.BACKWARD

@@ -17,7 +17,7 @@ from ipuscope.planner.levers.script_lines import location_line, stages_line
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.profiler import units
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 MORE = 32  # times as many samples a weight update, where more are allowed without a number
 RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # farther off, an estimate says little
@@ -350,7 +350,7 @@ def singles(basis: Basis, allowed: Allowed) -> Iterator[Levers]:
 def least_count(basis: Basis, stages: int = 0) -> int:
     """The fewest micro-batches that a pipeline of these stages takes (0: of the present's)."""
     stages, costs = stages or len(basis.present.starts), basis.costs
-    return schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+    return closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
 
 
 def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:

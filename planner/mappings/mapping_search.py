@@ -32,13 +32,13 @@ from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
 _AT_ONCE = 3  # places that are split at a time, however many workers there are
 _LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
 Each = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]
-_WORK = (schedules.FORWARD, schedules.BACKWARD, schedules.RECOMPUTE)
+_WORK = (schedule_types.FORWARD, schedule_types.BACKWARD, schedule_types.RECOMPUTE)
 
 
 @dataclass(frozen=True)
@@ -394,16 +394,16 @@ def shares_of(prediction: Prediction, exchange: float) -> dict[str, float]:
     """What all IPUs' time goes into, by `SHARES`; ``exchange``: of the Blocks' own cycles."""
     schedule = prediction.schedule
     spent = np.bincount(
-        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedules.TASKS)
+        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedule_types.TASKS)
     )
     work = float(spent[list(_WORK)].sum())
     by_name = {
         "compute": work * (1 - exchange),
-        "exchange": work * exchange + spent[schedules.COPY] + spent[schedules.SYNC],
-        "bubble": spent[schedules.IDLE],
-        "all-reduce": spent[schedules.REDUCE],
-        "update": spent[schedules.UPDATE],
-        "host": spent[schedules.STREAM_IN] + spent[schedules.STREAM_OUT],
+        "exchange": work * exchange + spent[schedule_types.COPY] + spent[schedule_types.SYNC],
+        "bubble": spent[schedule_types.IDLE],
+        "all-reduce": spent[schedule_types.REDUCE],
+        "update": spent[schedule_types.UPDATE],
+        "host": spent[schedule_types.STREAM_IN] + spent[schedule_types.STREAM_OUT],
     }
     total = sum(by_name.values()) or 1.0
     return {name: float(by_name[name] / total) for name in SHARES}

@@ -17,7 +17,7 @@ import numpy as np
 from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.mappings.mapping import Key
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.phased_schedules import Phases, pipelined_phases
 from ipuscope.profiler.timeline.tile_usage import including_gaps
 
@@ -167,12 +167,12 @@ class PhasedPrediction:
     ``moved``: cycles of one micro-batch on all stages, by streaming memory and over links.
     """
 
-    costs: schedules.Costs
+    costs: schedule_types.Costs
     phases: Phases
     micro_batches: int
     moved: tuple[int, int]
 
-    def schedule(self) -> schedules.Schedule:
+    def schedule(self) -> schedule_types.Schedule:
         """The schedule of a weight update (of a device iteration in inference)."""
         return pipelined_phases(self.costs, self.micro_batches, self.phases)
 
@@ -203,13 +203,13 @@ def predict(
     last = np.array(cut.phase) == cut.phase[-1]  # its weights are still there for the backward
     training = bool(costs.work[BACKWARD].any())
     once = {
-        schedules.ENTER: tuple(enters.tolist()),
-        schedules.RETURN: tuple(np.where(last, turns, returns).tolist()),
-        schedules.LEAVE: tuple(leaves.tolist()),
+        schedule_types.ENTER: tuple(enters.tolist()),
+        schedule_types.RETURN: tuple(np.where(last, turns, returns).tolist()),
+        schedule_types.LEAVE: tuple(leaves.tolist()),
     }
     count = int(ipus.max()) + 1
     none = (0,) * stages
-    stage_costs = schedules.Costs(
+    stage_costs = schedule_types.Costs(
         ipus=tuple(ipus.tolist()),
         forward=tuple(body[FORWARD].tolist()),
         backward=tuple(body[BACKWARD].tolist()) if training else (),
@@ -220,7 +220,7 @@ def predict(
         stream_out_once=costs.outputs_once,
         sync=costs.machine.sync,
     )
-    moves = dict.fromkeys((schedules.FORWARD, schedules.BACKWARD), none)
+    moves = dict.fromkeys((schedule_types.FORWARD, schedule_types.BACKWARD), none)
     phases = Phases(cut.phase, moves, moves, once=once)
     moved = int(streamed.sum()), int(received.sum())
     return PhasedPrediction(stage_costs, phases, micro_batches, moved)
@@ -405,18 +405,18 @@ def shares(prediction: PhasedPrediction, costs: PhasedCosts) -> dict[str, float]
     """What all IPUs' time goes into, by `ipuscope.planner.mappings.plan.SHARES`."""
     schedule, micro_batches = prediction.schedule(), prediction.micro_batches
     spent = np.bincount(
-        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedules.TASKS)
+        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedule_types.TASKS)
     )
     work = float(costs.work.sum()) * micro_batches
     streamed, received = (cycles * micro_batches for cycles in prediction.moved)
-    once = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
-    to_host = (schedules.STREAM_IN, schedules.STREAM_OUT, *once)
+    once = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
+    to_host = (schedule_types.STREAM_IN, schedule_types.STREAM_OUT, *once)
     by_name = {
         "compute": work * (1 - costs.exchange),
         "exchange": work * costs.exchange + received,
-        "bubble": spent[schedules.IDLE],
-        "all-reduce": spent[schedules.REDUCE],
-        "update": spent[schedules.UPDATE],
+        "bubble": spent[schedule_types.IDLE],
+        "all-reduce": spent[schedule_types.REDUCE],
+        "update": spent[schedule_types.UPDATE],
         "host": spent[list(to_host)].sum() + streamed,
     }
     total = sum(by_name.values()) or 1.0

@@ -13,7 +13,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, attached
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.search.split_search import one_an_ipu, returning
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 # What a ring of replicas costs: of t IPUs a stage, pipelines of so many IPUs, and so many replicas
 RingsOf = Callable[[int, int, int], Rings]
@@ -131,7 +131,7 @@ def coming_back(place: Place, question: Question) -> list[Place]:
 def _legal(place: Place, question: Question) -> bool:
     key, fixed = place.priced.key, question.fixed
     stages = len(place.ipus)
-    least = schedules.pipeline_stages(stages, question.training) if stages > 1 else 1
+    least = closed_forms.pipeline_stages(stages, question.training) if stages > 1 else 1
     asked = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
     return (
         place.accumulation >= least

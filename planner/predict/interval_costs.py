@@ -16,7 +16,7 @@ from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import surely_passing
 from ipuscope.planner.predict.interval_memory import FULL, IntervalMemory, interval_memory
-from ipuscope.profiler.timeline.schedules import stash_depth
+from ipuscope.profiler.timeline.closed_forms import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)
 _LEAST_WIDTH = 8  # Blocks: stages of so many are looked at together

@@ -17,7 +17,7 @@ from ipuscope.planner.costs.cuts import Shared
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 _CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
 
@@ -75,7 +75,7 @@ def cycles_of_assignments(costs: Costs, assignments: Sequence[Assignment]) -> np
 
 def counted_micro_batches(costs: Costs, stages: int) -> int:
     """Number of micro-batches in `what_if`: at least as many as the pipeline needs."""
-    least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+    least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     return max(costs.micro_batches, least)
 
 
@@ -221,7 +221,7 @@ class _Turn:
         forward, backward = self.forward, self.backward
         outputs = np.zeros_like(forward) if self.costs.streams.out_once else self.stream_out
         hosts = _inference(self.stream_in, count) + _inference(outputs, count)
-        cycles = schedules.pipeline_cycles(stages, count, self.costs.training)
+        cycles = closed_forms.pipeline_cycles(stages, count, self.costs.training)
         if self.costs.training:
             work = _training(forward, backward, count)
         else:
@@ -231,7 +231,7 @@ class _Turn:
     def _cycle_by_cycle(self) -> np.ndarray:
         """Cycles as in `schedules.pipelined`; each distinct pipeline cycle is computed once."""
         costs, stages = self.costs, self.first.shape[1]
-        depth = schedules.pipeline_stages(stages, costs.training)
+        depth = closed_forms.pipeline_stages(stages, costs.training)
         shown = min(self.micro_batches, depth + 4)
         cycles = np.arange(shown + depth - 1)
         forward = _active(cycles, np.arange(stages), shown)
@@ -256,7 +256,7 @@ class _Turn:
             length += self._on_ipus(latest, self.unload).max(axis=2)
         more = self.micro_batches - shown
         middle = length[:, len(cycles) // 2]
-        every = schedules.pipeline_cycles(stages, self.micro_batches, costs.training)
+        every = closed_forms.pipeline_cycles(stages, self.micro_batches, costs.training)
         total: np.ndarray = length.sum(axis=1) + more * middle + every * self._overhead()
         return total
 
@@ -372,7 +372,7 @@ def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndar
 
 
 def _training(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> np.ndarray:
-    """`schedules.training_cycles` of each split, without overhead."""
+    """`closed_forms.training_cycles` of each split, without overhead."""
     stages = forward.shape[1]
     both = forward + backward
     longest_forward, longest_backward = forward.max(axis=1), backward.max(axis=1)

@@ -8,7 +8,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.profiler.analysis.critical_path import chain, pieces_on_ipus
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 
 def profiled_split(report: Report) -> Prediction:
@@ -26,7 +26,9 @@ def predicted_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     IPU, start and end of each piece, as `path_on_ipus` has the profiled one's.
     """
     schedule = profiled_split(report).schedule
-    rank = np.isin(schedule.kind, schedules.BESIDE) + 2 * (schedule.kind == schedules.IDLE)
+    rank = np.isin(schedule.kind, schedule_types.BESIDE) + 2 * (
+        schedule.kind == schedule_types.IDLE
+    )
     total = int(schedule.end.max(initial=0))
     found = chain(schedule.ipu, schedule.start, schedule.end, rank, total)
     return pieces_on_ipus(schedule.ipu, found)

@@ -23,8 +23,8 @@ from ipuscope.planner.costs.tile_memory import (
 )
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdict_on, verdicts
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import Schedule
+from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
+from ipuscope.profiler.timeline.schedule_types import Schedule
 from ipuscope.profiler.units import listed
 
 _MOST_NAMED = 6  # IPUs through which a weight travels
@@ -101,7 +101,7 @@ class Prediction:
     samples_per_second: float
     legal: bool
     costs: Costs
-    stage_costs: schedules.Costs
+    stage_costs: schedule_types.Costs
     known_memory: tuple[Verdict, ...] | None = None  # of each IPU, where the caller has it
 
     @cached_property
@@ -206,10 +206,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     for part in parts:
         if part.choice.offload:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
-    legal = not costs.pipelined or costs.micro_batches >= schedules.pipeline_stages(
+    legal = not costs.pipelined or costs.micro_batches >= closed_forms.pipeline_stages(
         stages, costs.training
     )
-    stage_costs = schedules.Costs(
+    stage_costs = schedule_types.Costs(
         ipus=assignment.ipus,
         forward=forward,
         backward=backward if costs.training else (),
@@ -248,7 +248,7 @@ def _counted(costs: Costs, stages: int, legal: bool) -> int:
     return costs.micro_batches if legal else _least(stages, costs.training)
 
 
-def _lengths(costs: schedules.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
+def _lengths(costs: schedule_types.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
     if pipelined:
         return schedules.lengths(costs, micro_batches)
     schedule, total = laid_out(costs, micro_batches, pipelined)
@@ -256,7 +256,7 @@ def _lengths(costs: schedules.Costs, micro_batches: int, pipelined: bool) -> sch
 
 
 def laid_out(
-    costs: schedules.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
+    costs: schedule_types.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
 ) -> tuple[Schedule, int]:
     """The schedule of the first micro-batches, and the cycles of all of them.
 
@@ -347,11 +347,11 @@ def keeping_their_proportion(costs: Costs, part: Part, ipu: int) -> dict[str, fl
 
 
 def _least(stages: int, training: bool) -> int:
-    return schedules.pipeline_stages(stages, training)
+    return closed_forms.pipeline_stages(stages, training)
 
 
 def host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
-    """The IPUs that wait for the host together, as `schedules.Costs` takes them."""
+    """The IPUs that wait for the host together, as `schedule_types.Costs` takes them."""
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()

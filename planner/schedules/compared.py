@@ -18,7 +18,7 @@ from ipuscope.planner.schedules.actions import ActionSchedule, depths, read_csv
 from ipuscope.planner.schedules.generators import KINDS
 from ipuscope.planner.schedules.simulation import Work, free, in_steps, ramps, waiting
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline.schedules import Schedule
+from ipuscope.profiler.timeline.schedule_types import Schedule
 
 RUNS_TODAY = "poptorch"
 ASSUMES = (

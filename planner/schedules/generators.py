@@ -19,7 +19,7 @@ from ipuscope.planner.schedules.actions import (
     Action,
     ActionSchedule,
 )
-from ipuscope.profiler.timeline.schedules import pipeline_stages
+from ipuscope.profiler.timeline.closed_forms import pipeline_stages
 
 Ranks = tuple[tuple[Action, ...], ...]
 Work = Sequence[tuple[int, int]]  # stage, micro-batch

@@ -19,8 +19,9 @@ from ipuscope.planner.schedules.actions import (
     Key,
 )
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import Costs, Order, Schedule
+from ipuscope.profiler.timeline import schedule_layout, schedule_types, schedules
+from ipuscope.profiler.timeline.schedule_types import Costs, Schedule
+from ipuscope.profiler.timeline.schedules import Order
 
 MOST_CELLS = 4_000_000  # of steps x stages
 
@@ -107,7 +108,7 @@ def in_steps(schedule: ActionSchedule, work: Work) -> Schedule:
     laid_out = schedules.in_steps(costs, order, schedule.micro_batches)
     part = np.zeros_like(laid_out.kind)
     if schedule.split:
-        rows = np.flatnonzero(laid_out.kind == schedules.BACKWARD)
+        rows = np.flatnonzero(laid_out.kind == schedule_types.BACKWARD)
         own = order.backward[laid_out.cycle[rows], laid_out.stage[rows]]
         part[rows] = own != laid_out.micro_batch[rows]
     return replace(laid_out, part=part)
@@ -128,7 +129,7 @@ def free(schedule: ActionSchedule, work: Work) -> Schedule:
         stage, forward = action.stage, action.work == FORWARD
         begin = max(clock[rank], *(there[need, rank] for need in action.needs(last)), 0)
         clock[rank] = begin + work.cycles(action)
-        kind = schedules.FORWARD if forward else schedules.BACKWARD
+        kind = schedule_types.FORWARD if forward else schedule_types.BACKWARD
         late = action.work == WEIGHTS
         rows.append((kind, rank, stage, action.micro_batch, begin, clock[rank], late))
         there[action.key, rank] = clock[rank]
@@ -143,27 +144,33 @@ def free(schedule: ActionSchedule, work: Work) -> Schedule:
 
 def _laid_out(costs: Costs, columns: np.ndarray, through: int) -> Schedule:
     """Tasks with the update, and the waits between them."""
-    total = schedules.end_of_update(costs, np.array([through]))
+    total = schedule_layout.end_of_update(costs, np.array([through]))
     ipus, rows = costs.num_ipus, [columns]
     reduce = max(costs.reduce, default=0)
     for kind, cycles, at in (
-        (schedules.REDUCE, costs.reduce, through),
-        (schedules.UPDATE, costs.update, through + reduce),
+        (schedule_types.REDUCE, costs.reduce, through),
+        (schedule_types.UPDATE, costs.update, through + reduce),
     ):
         own = [(kind, i, -1, -1, at, at + c, 0) for i, c in enumerate(cycles) if c]
         rows.append(np.array(own, dtype=np.int64).reshape(-1, 7).T)
-    ends = [(schedules.IDLE, i, -1, -1, total, total, 0) for i in range(ipus)]
+    ends = [(schedule_types.IDLE, i, -1, -1, total, total, 0) for i in range(ipus)]
     rows.append(np.array(ends, dtype=np.int64).T)
     every = np.concatenate(rows, axis=1)
     every = every[:, np.lexsort((every[5], every[4], every[1]))]
     before = np.append(0, every[5][:-1]) * (np.diff(every[1], prepend=-1) == 0)
     waits = every.copy()
-    waits[0], waits[2:4], waits[4], waits[5], waits[6] = schedules.IDLE, -1, before, every[4], 0
+    waits[0], waits[2:4], waits[4], waits[5], waits[6] = (
+        schedule_types.IDLE,
+        -1,
+        before,
+        every[4],
+        0,
+    )
     every = np.concatenate([every, waits], axis=1)
     every = every[:, every[5] > every[4]]
     every = every[:, np.lexsort((every[4], every[1]))]
     kind, ipu, stage, number, start, end, part = every
-    works = np.isin(kind, (schedules.FORWARD, schedules.BACKWARD))
+    works = np.isin(kind, (schedule_types.FORWARD, schedule_types.BACKWARD))
     first = max(int(start[works & (ipu == i)].min(initial=total)) for i in range(ipus))
     done = min(int(end[works & (ipu == i)].max(initial=0)) for i in range(ipus))
     edges = np.array([0, first, max(first, done), through, total])
@@ -195,7 +202,9 @@ def sliced(schedule: Schedule, slices: int) -> Schedule:
 
 def waiting(schedule: Schedule, ipus: int) -> float:
     """Share of the IPUs' time in which they run no forward, backward or update."""
-    works = np.isin(schedule.kind, (schedules.FORWARD, schedules.BACKWARD, schedules.UPDATE))
+    works = np.isin(
+        schedule.kind, (schedule_types.FORWARD, schedule_types.BACKWARD, schedule_types.UPDATE)
+    )
     spent = int((schedule.end - schedule.start)[works].sum())
     total = schedule.total * ipus
     return 1 - spent / total if total else 0.0
@@ -203,7 +212,7 @@ def waiting(schedule: Schedule, ipus: int) -> float:
 
 def span(schedule: Schedule) -> int:
     """Cycles of the IPU that is longest between its first work and its last, without updates."""
-    works = np.isin(schedule.kind, (schedules.FORWARD, schedules.BACKWARD))
+    works = np.isin(schedule.kind, (schedule_types.FORWARD, schedule_types.BACKWARD))
     return max(
         int(schedule.end[works & (schedule.ipu == i)].max())
         - int(schedule.start[works & (schedule.ipu == i)].min())
@@ -213,7 +222,7 @@ def span(schedule: Schedule) -> int:
 
 def ramps(schedule: Schedule) -> int:
     """Cycles until the last IPU begins to work, and from when the first one is through."""
-    works = np.isin(schedule.kind, (schedules.FORWARD, schedules.BACKWARD))
+    works = np.isin(schedule.kind, (schedule_types.FORWARD, schedule_types.BACKWARD))
     ipu, start, end = schedule.ipu[works], schedule.start[works], schedule.end[works]
     own = [(int(start[ipu == i].min()), int(end[ipu == i].max())) for i in np.unique(ipu)]
     through = max(stop for _, stop in own)

@@ -66,7 +66,7 @@ def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
     """
     near = nearest(costs, ipus)
     worst = min(_verdicts(costs, near), key=lambda one: one.free)
-    split = near.named(len(costs))
+    split = units.folded(near.named(len(costs)))
     return f"the nearest, {split}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
 
 

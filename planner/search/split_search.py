@@ -27,7 +27,7 @@ from ipuscope.planner.predict.interval_costs import (
     memory_of_all,
 )
 from ipuscope.planner.predict.many_splits import counted_micro_batches, cycles_of_assignments
-from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, stage_cycles, what_if
+from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, what_if
 from ipuscope.planner.search.partial_splits import (
     MOST_APART,
     LeastUpdate,
@@ -37,7 +37,7 @@ from ipuscope.planner.search.partial_splits import (
 from ipuscope.planner.search.refusal import does_not_fit
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
 from ipuscope.planner.search.update_bounds import fixed_cycles, least_copies
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
@@ -249,7 +249,7 @@ def _why_the_last(
 
 def _legal(costs: Costs, stages: int) -> bool:
     """Whether there are Blocks and micro-batches enough for so many stages."""
-    least = schedules.pipeline_stages(stages, costs.training)
+    least = closed_forms.pipeline_stages(stages, costs.training)
     return stages <= len(costs) and (not costs.pipelined or costs.micro_batches >= least)
 
 
@@ -293,7 +293,7 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
     if len(set(ipus)) < len(ipus):
         return count * max(share, int(work.max())) + fixed
     slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
-    cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
+    cycles = closed_forms.pipeline_cycles(len(ipus), count, costs.training)
     ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
     return ramps + cycles * least_copies(costs, ipus) + fixed
 
@@ -304,10 +304,10 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
     ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
     stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
     IPU does all of that. Furthermore, the main part of
-    `ipuscope.profiler.timeline.schedules.training_cycles` is (G - 2K + 2) c, filling and flushing
-    take the work of all stages but the last, and the rest is twice the work of all but the first:
-    in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is longer than
-    c. Inference is analogous.
+    `ipuscope.profiler.timeline.closed_forms.training_cycles` is (G - 2K + 2) c, filling and
+    flushing take the work of all stages but the last, and the rest is twice the work of all but the
+    first: in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is
+    longer than c. Inference is analogous.
     """
     times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
     if count >= lost:
@@ -558,8 +558,6 @@ def _better_neighbours(
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
-    exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
-    one_by_one = None if exact else _Totals(costs)
     moves = [
         (a, b, step)
         for a in range(1, stages)
@@ -567,32 +565,24 @@ def _better_neighbours(
         for step in (-1, 1)
     ]
 
-    def totals(tried: list[Assignment]) -> list[int]:
-        if one_by_one is not None:
-            return [one_by_one(one) for one in tried]
-        lengths: list[int] = cycles_of_assignments(costs, tried).tolist()
-        return lengths
-
     def first_better(some: list[_Move]) -> tuple[int, Assignment, int] | None:
         """The first of some moves that shortens it, where it leads, and what that takes."""
         ways = [(at, _moved(costs, current, move)) for at, move in enumerate(some)]
         tried = [(at, one) for at, one in ways if one is not None and _kept(costs, one, together)]
-        lengths = totals([one for _, one in tried])
+        lengths = cycles_of_assignments(costs, [one for _, one in tried]).tolist()
         for (at, one), length in zip(tried, lengths, strict=True):
             first, last, _ = some[at]
             if length < best and _fits(costs, one, range(first - 1, last + 1)):
                 return at, one, length
         return None
 
-    current, (best,) = assignment, totals([assignment])
-    at_once = len(moves) if exact else 1
+    current, (best,) = assignment, cycles_of_assignments(costs, [assignment]).tolist()
     for _ in range(len(costs) * stages if small else _ROUNDS):
         at, before = 0, best
         while at < len(moves):
-            found = first_better(moves[at : at + at_once])
+            found = first_better(moves[at:])
             if found is None:
-                at += at_once
-                continue
+                break
             within, current, best = found
             at += within + 1
         if best == before:
@@ -608,29 +598,6 @@ def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | No
     if (np.diff(starts) <= 0).any():
         return None
     return replace(assignment, starts=tuple(starts[:-1].tolist()))
-
-
-class _Totals:
-    """Cycles of a weight update by the closed form, for one stage per IPU.
-
-    Results for stages seen before are reused.
-    """
-
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-        self.seen: dict[object, tuple[int, int]] = {}
-
-    def __call__(self, assignment: Assignment) -> int:
-        parts = assignment.parts(self.costs)
-        for k, part in enumerate(parts):
-            if part not in self.seen:
-                self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
-        forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
-        ahead, back = self.costs.cuts.crossing(assignment.starts, assignment.ipus)
-        cuts = [part.last for part in parts[:-1]]
-        link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
-        overhead = self.costs.machine.sync + copy_cycles(self.costs, link)
-        return schedules.training_cycles(forward, backward, self.costs.micro_batches, overhead)
 
 
 def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:

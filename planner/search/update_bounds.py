@@ -11,7 +11,7 @@ import numpy as np
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.many_splits import copies_bound, counted_micro_batches
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PipelineWeights:
             order = [*ipus, *(reversed(ipus) if costs.training else ())]
             moves = sum(a != b for a, b in pairwise(order))
             return cls(0, 0, 0, count * moves)
-        cycles = schedules.pipeline_cycles(stages, count, costs.training)
+        cycles = closed_forms.pipeline_cycles(stages, count, costs.training)
         if costs.training:
             return cls(count - 2 * stages + 2, 2, 1, cycles)
         return cls(count - stages + 1, 1, 1, cycles)

@@ -28,13 +28,14 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "stage": ("stage", "module", "operator"),
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
+    "source": ("file", "line", "operator"),
 }
 NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
 _OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
-_NO_MODULE, _NO_STAGE = "no module", "no stage"
+_NO_MODULE, _NO_STAGE, _NO_LINE = "no module", "no stage", "no source line"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
@@ -136,7 +137,9 @@ def _leaves(
     """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed up by path."""
     import pandas as pd
 
-    operators = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
+    about = ["name", "aten", "module", "block_name", "file", "line"]
+    operators = report.ops[about].reindex(rows["op"])
+    operators = operators.fillna({"line": 0}).fillna("")
     has_op = (rows["op"] >= 0).to_numpy()
     module = operators["module"].astype(str).to_numpy()
     if "module" in rows:
@@ -148,6 +151,7 @@ def _leaves(
         "operator": _operators(rows["name"], operators["name"], has_op),
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
+        **_places(operators["file"].astype(str), operators["line"]),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
         # In place of a module, where there is none and no operator either.
         "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
@@ -164,6 +168,16 @@ def _leaves(
     return table[[*_LEAF]]
 
 
+def _places(files: pd.Series[str], lines: pd.Series[int]) -> dict[str, list[str]]:
+    """The levels ``file`` and ``line`` ("bert.py:31") of operators."""
+    names = [file.replace("\\", "/").rpartition("/")[2] for file in files.tolist()]
+    numbers = zip(files.tolist(), names, lines.tolist(), strict=True)
+    return {
+        "file": [file or _NO_LINE for file in files.tolist()],
+        "line": [f"{name}:{int(line)}" if file else _NO_LINE for file, name, line in numbers],
+    }
+
+
 def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
     """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
     table = operators.assign(
@@ -171,6 +185,7 @@ def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> lis
         block=operators["block_name"].replace("", "no Block"),
         stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
         otherwise="",
+        **_places(operators["file"], operators["line"]),
     )
     dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
     names = [_names(dim, table, together) for dim in dims]

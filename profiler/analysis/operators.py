@@ -133,7 +133,7 @@ def _roofline(report: Report, ops: pd.DataFrame, steps: pd.DataFrame) -> pd.Data
     }
     received = steps["bytes_in"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0).to_numpy()
     dtype = _dtypes(report).reindex(ops.index).fillna("")
-    amp = products(report).reindex(ops.index, fill_value="")
+    amp = products(report).astype(object).reindex(ops.index, fill_value="")
     on_amp = (amp["operands"] != "").to_numpy()
     precision = np.where(on_amp, amp["operands"], dtype)
     macs = MACS_PER_CYCLE.get(target.architecture.lower(), (np.nan, np.nan))

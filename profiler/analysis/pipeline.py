@@ -14,7 +14,7 @@ import numpy as np
 
 from ipuscope.profiler.enums import Direction, PipelinePhase
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +64,8 @@ def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     slots = (2 if training else 1) * count * len(in_pipeline)
     balanced = exact = closed = 0.0
     if pipelined and batches:
-        balanced = schedules.time_bubble(count, batches)
-        closed = schedules.slot_bubble(count, batches, training)
+        balanced = closed_forms.time_bubble(count, batches)
+        closed = closed_forms.slot_bubble(count, batches, training)
         exact = _of_stages(stages, batches) if training else float("nan")
     return Bubble(count, batches, time, exact, balanced, 1 - len(filled) / max(1, slots), closed)
 
@@ -75,7 +75,7 @@ def _of_stages(stages: pd.DataFrame, micro_batches: int) -> float:
     if stages["ipu"].nunique() < count or micro_batches < 2 * count - 1:
         return float("nan")
     forward, backward = stages["forward_cycles"].to_numpy(), stages["backward_cycles"].to_numpy()
-    total = schedules.training_cycles(forward.tolist(), backward.tolist(), micro_batches)
+    total = closed_forms.training_cycles(forward.tolist(), backward.tolist(), micro_batches)
     return 1 - micro_batches * int((forward + backward).sum()) / max(1, count * total)
 
 

@@ -22,7 +22,8 @@ _PROMISES = ("promise", "planned")  # of a placement file: what was predicted of
 def run_of(report: Report) -> dict[str, Any]:
     """A profile's row.
 
-    ``samples`` of a weight update (a device iteration in inference) over all replicas;
+    ``ipus`` of all replicas and shards; ``samples`` of a weight update (a device iteration in
+    inference) over all replicas;
     ``samples_per_second`` 0 where it does not fit; ``mfu`` and ``hfu`` (`peak`, 0..1), None without
     one; ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by
     the placement that it was made with, 0 without.
@@ -36,7 +37,7 @@ def run_of(report: Report) -> dict[str, Any]:
         "profile": str(report.path),
         "model": str(report.meta.get("model", "")),
         "kind": str(report.meta.get("kind", "")),
-        "ipus": target.num_ipus,
+        "ipus": target.num_ipus * int(number(report.meta, "tensor_sharding", 1)),
         "replicas": target.num_replicas,
         "micro_batch": micro_batch,
         "samples": now.micro_batches * micro_batch * target.num_replicas,
@@ -57,7 +58,10 @@ def run_of(report: Report) -> dict[str, Any]:
 
 
 def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of profiles, in the order of their paths, and what is wrong with some files."""
+    """The rows of profiles, in the order of their paths, and what is wrong with some files.
+
+    ``place``: a profile's directory below the one that all of them lie in.
+    """
     import pandas as pd
 
     rows, problems = [], []
@@ -69,13 +73,16 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
                     problems.append(f"{report.path}: {DAMAGED}")
         except ProfileError as error:
             problems.append(str(error))
+    folders = [os.path.dirname(row["profile"]) for row in rows]
+    for row, folder in zip(rows, folders, strict=True):
+        row["place"] = os.path.relpath(folder, os.path.commonpath(folders))
     return pd.DataFrame(rows), problems
 
 
 def settings_of(table: pd.DataFrame) -> pd.DataFrame:
     """What differs between runs: a column a lever of ``ipu-run --with``, "" where it is not pulled.
 
-    And of IPUs, replicas, micro-batch and samples those that differ otherwise.
+    And of model, IPUs, replicas, micro-batch and samples those that differ otherwise.
     """
     import pandas as pd
 
@@ -84,7 +91,7 @@ def settings_of(table: pd.DataFrame) -> pd.DataFrame:
         numbers = pd.to_numeric(levers[name], errors="coerce")
         if numbers.notna().all():
             levers[name] = numbers
-    for name in ("ipus", "replicas", "micro_batch", "samples"):
+    for name in ("model", "ipus", "replicas", "micro_batch", "samples"):
         label = name.replace("_", "-")
         if label not in levers and table[name].nunique() > 1:
             levers[label] = table[name]

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.profiler.timeline.schedules import (
+from ipuscope.profiler.timeline.schedule_layout import (
+    _finish,
+    _Host,
+    _host,
+    _host_of_each,
+    _Tasks,
+    end_of_update,
+)
+from ipuscope.profiler.timeline.schedule_types import (
     BACKWARD,
     ENTER,
     FORWARD,
@@ -28,12 +36,6 @@ from ipuscope.profiler.timeline.schedules import (
     SYNC,
     Costs,
     Schedule,
-    _finish,
-    _Host,
-    _host,
-    _host_of_each,
-    _Tasks,
-    end_of_update,
 )
 
 
@@ -65,7 +67,7 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
     as long as its slowest stage, and there are M + p - 1 cycles per phase and direction. An IPU
     loads for its next stage as soon as it has finished the last one, beside the cycles in which
     others still work; the first cycle of its next stage waits for that load. The closed form is
-    `ipuscope.profiler.timeline.schedules.pipelined_phases_cycles`, and
+    `ipuscope.profiler.timeline.closed_forms.pipelined_phases_cycles`, and
     `phases_over_io_tiles_cycles` with transfers over I/O tiles (`_Beside`).
     """
     laid = _LaidOut.of(costs, micro_batches, phases)

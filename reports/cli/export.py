@@ -9,7 +9,8 @@ cycles; all calls are in it, one after another. Times are microseconds at the ma
 cycles are in each event's arguments. The file's suffix says the form, or --format: .json (or
 .json.gz) is the trace, .csv and .parquet a frame of --table, .folded collapsed stacks,
 .speedscope.json speedscope's form; hta is a directory with a file an IPU for
-HolisticTraceAnalysis. Stacks are of one device iteration.
+HolisticTraceAnalysis; model-explorer is the model's graph for Model Explorer, with node data beside
+it (NAME.total_cycles.json and NAME.bytes.json). Stacks are of one device iteration.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ EXAMPLES = """  ipu-report export demo/training -o trace.json            open it
   ipu-report export demo/training -o demo.speedscope.json  open it at https://www.speedscope.app
   ipu-report export demo/training --by source -o demo.folded
   ipu-report export demo/training --format hta -o ranks    for HolisticTraceAnalysis
+  ipu-report export demo/training --format model-explorer -o model.json
   ipu-report export demo/training --table ops -o ops.csv
   ipu-report export demo/training --table steps -o steps.parquet   needs pyarrow
 """
-FORMATS = ("perfetto", "speedscope", "collapsed", "hta", "csv", "parquet")
+FORMATS = ("perfetto", "speedscope", "collapsed", "hta", "model-explorer", "csv", "parquet")
 _SUFFIXES = {
     ".speedscope.json": "speedscope",
     ".json": "perfetto",
@@ -112,7 +114,13 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:  # too many rows for a frame
             raise common.CommandError(f"{report.path}: {error}: --iteration 0 takes one") from error
         predicted = " (predicted: no call was profiled)" if report.predicted else ""
-    what = {"perfetto": "events", "hta": "events", "csv": "rows", "parquet": "rows"}
+    what = {
+        "model-explorer": "nodes",
+        "perfetto": "events",
+        "hta": "events",
+        "csv": "rows",
+        "parquet": "rows",
+    }
     print(f"{args.output}: {rows:,} {what.get(form, 'stacks')}{predicted}")
     return common.OK
 
@@ -146,6 +154,10 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
         from ipuscope.reports.chrome_trace import write_ranks
 
         return write_ranks(report, args.output, first, args.iteration)
+    if form == "model-explorer":
+        from ipuscope.reports import model_explorer
+
+        return model_explorer.write(report, args.output)
     if form in ("speedscope", "collapsed"):
         from ipuscope.reports import stacks
 

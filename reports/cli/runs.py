@@ -57,9 +57,6 @@ def run(args: argparse.Namespace) -> int:
     if not table.empty:
         table = table.sort_values(["samples_per_second", "profile"], ascending=[False, True])
         above = os.path.commonpath([os.path.dirname(path) for path in table["profile"]])
-        table["place"] = [
-            os.path.relpath(os.path.dirname(path), above) for path in table["profile"]
-        ]
         table["answer"] = ["fits" if fits else "out of memory" for fits in table["fits"]]
         off = table["predicted_cycles"] / table["cycles"].clip(lower=1) - 1
         table["off"] = off.where(table["predicted_cycles"] > 0)

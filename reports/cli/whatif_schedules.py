@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ipuscope.planner.predict.what_if import Assignment
     from ipuscope.planner.schedules.compared import Outcome
     from ipuscope.profiler import Report
-    from ipuscope.profiler.timeline.schedules import Schedule
+    from ipuscope.profiler.timeline.schedule_types import Schedule
     from ipuscope.reports.tables import Lines, Page
 
 _SLICES = 16  # of a picture of free IPUs: cells a dozen characters wide

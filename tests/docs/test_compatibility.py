@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipu_exec
-from ipu_exec.options import _NOT_HONOURED
+from ipu_exec.option_groups.group import NOT_HONOURED
 from tests.paths import ROOT
 from tools import compatibility, poptorch_names
 
@@ -35,7 +35,7 @@ def test_a_name_in_the_wrong_state_stops_the_script(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="is not there, but"):
         compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
     warned = {"io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it")}
-    monkeypatch.setattr(compatibility, "_NOT_HONOURED", warned)
+    monkeypatch.setattr(compatibility, "NOT_HONOURED", warned)
     location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
     with pytest.raises(ValueError, match="warns that it is not honoured"):
         compatibility.classify(
@@ -45,7 +45,7 @@ def test_a_name_in_the_wrong_state_stops_the_script(monkeypatch: pytest.MonkeyPa
 
 def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
     page = compatibility.page()
-    for option, instead in _NOT_HONOURED.values():
+    for option, instead in NOT_HONOURED.values():
         if option.startswith("_Popart"):  # all of its settings share a row
             assert re.search(rf"\| [^|]*{option.split()[-1]} warns: {re.escape(instead)} \|", page)
             continue

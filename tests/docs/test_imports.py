@@ -22,7 +22,7 @@ LINKED = ("profiler", "planner", "viewer", "reports")  # imported as ipuscope.pr
 HEAVY = ("torch", "dash", "plotly")
 
 # What comes with a package that the table names.
-COMES_WITH = {"rich": {"pygments"}, "dash": {"flask", "werkzeug", "dash_ag_grid"}}
+COMES_WITH = {"rich": {"pygments"}, "dash": {"flask", "werkzeug", "dash_ag_grid", "dash_cytoscape"}}
 # The one place that may start the viewer, and the viewer's picture taker, which drives a browser;
 # the one that asks for the vendor's reader, where the Poplar SDK is.
 ALSO = {

@@ -15,7 +15,7 @@ import ipu_exec
 from ipu_exec import CommGroupType, VariableRetrievalMode
 from ipu_exec.base.topology import ring_cycles
 from ipu_exec.machine import TARGETS
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 ONE, ALL = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
 ROWS, COLUMNS, MICRO = 16, 24, 4
@@ -169,7 +169,7 @@ def test_the_all_reduce_is_within_a_group(kind: CommGroupType, size: int, group:
     assert (
         sum(v.bytes for v in executable.variables if v.name == "W") == ROWS * COLUMNS * 4
     )  # a replica's
-    (reduce,) = (body for body in executable.tree.bodies if body.task == schedules.REDUCE)
+    (reduce,) = (body for body in executable.tree.bodies if body.task == schedule_types.REDUCE)
     actual = {step.name: step.cycles for step in reduce.steps}
     stride = max(group) + 1 if kind is CommGroupType.Orthogonal else 1
     expected = {"AllReduce": ring_cycles(TARGETS["mk2"], 0, 1, 8, COLUMNS * 4, 2)}

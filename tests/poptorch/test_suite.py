@@ -44,10 +44,14 @@ def test_the_last_outcome_of_each_test_counts(tmp_path: Path) -> None:
 
 
 def test_the_page_counts_what_cannot_pass_apart(tmp_path: Path) -> None:
-    known = [outcomes.Reason(re.compile("test_three"), "a reason")]
+    known = [
+        outcomes.Reason(re.compile("test_three"), "a reason"),
+        outcomes.Reason(re.compile("test_four"), "on purpose: a warning, no error"),
+    ]
     text = page(read(tmp_path), known, datetime.date(2026, 1, 2))
-    assert "4 tests that ran 1 pass, 2 fail, 1 fail for want" in text.replace("\n", " ")
-    assert "33.3% pass" in text and "2026-01-02" in text
+    assert "4 tests that ran 1 pass, 1 fail, 1 fail for want" in text.replace("\n", " ")
+    assert "has, 1 differ on purpose" in text and "| `c_test.py::test_four` | a warning" in text
+    assert "50.0% pass" in text and "2026-01-02" in text
     assert "| `a_test.py` | 1 | 1 | 1 | 0 |" in text
     assert "| 1 | a reason |" in text
 

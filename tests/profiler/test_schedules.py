@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import (
+from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
+from ipuscope.profiler.timeline.schedule_types import (
     BACKWARD,
     BESIDE,
     FORWARD,
@@ -49,7 +49,7 @@ def test_schedule_equals_closed_form_and_brute_force(stages, extra, overhead):
         Costs(ipus, tuple(forward), tuple(backward), copies=(overhead,) * len(ipus)), count
     )
     assert schedule.total == brute_force(forward, backward, count, overhead)
-    assert schedule.total == schedules.training_cycles(forward, backward, count, overhead)
+    assert schedule.total == closed_forms.training_cycles(forward, backward, count, overhead)
 
 
 @given(
@@ -103,7 +103,7 @@ def test_every_ipu_is_accounted_for_at_every_moment(
     assert (schedule.cycle_end[schedule.cycle] >= schedule.end).all()
 
 
-def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> None:
+def _check_transfers(schedule: schedule_types.Schedule, costs: Costs, count: int) -> None:
     """Each micro-batch's input arrives before its forward begins; its output leaves after it."""
     begun = {(k, m): s for k, m, s, _ in _tasks(schedule, FORWARD)}
     ended = {(k, m): e for k, m, _, e in _tasks(schedule, FORWARD)}
@@ -120,7 +120,7 @@ def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> 
     assert len(_tasks(schedule, UNLOAD)) == count * sum(length > 0 for _, length in costs.unload)
 
 
-def _tasks(schedule: schedules.Schedule, kind: int) -> list[tuple[int, int, int, int]]:
+def _tasks(schedule: schedule_types.Schedule, kind: int) -> list[tuple[int, int, int, int]]:
     of_kind = schedule.kind == kind
     columns = (schedule.stage, schedule.micro_batch, schedule.start, schedule.end)
     return list(zip(*(column[of_kind].tolist() for column in columns), strict=True))
@@ -138,7 +138,7 @@ def test_overlapped_transfers_cost_what_the_closed_form_says(stages, load, unloa
         Costs(ipus, forward, backward, load=((0, load),), unload=((0, unload),)), count
     )
     work = sum(forward) + sum(backward)
-    assert schedule.total == schedules.overlapped_cycles(work, load, unload, count)
+    assert schedule.total == closed_forms.overlapped_cycles(work, load, unload, count)
     # turn by turn: the load of the next, the work on this one, the unload of the one before
     turns = [max(work, load * (turn + 1 < count) + unload * (turn > 0)) for turn in range(count)]
     assert schedule.total == load + sum(turns) + unload
@@ -198,11 +198,11 @@ def test_worked_example_of_the_page():
     idle = (schedule.end - schedule.start)[schedule.kind == IDLE].sum()
     assert (
         idle / (4 * 39)
-        == pytest.approx(schedules.time_bubble(4, 10))
+        == pytest.approx(closed_forms.time_bubble(4, 10))
         == pytest.approx(0.2308, abs=1e-4)
     )
-    assert schedules.slot_bubble(4, 10) == 0.375
-    assert [schedules.stash_depth(4, k) for k in range(4)] == [7, 5, 3, 0]
+    assert closed_forms.slot_bubble(4, 10) == 0.375
+    assert [closed_forms.stash_depth(4, k) for k in range(4)] == [7, 5, 3, 0]
 
 
 def test_inference_takes_d_plus_k_minus_1_cycles():

@@ -82,3 +82,8 @@ def test_of_too_many_names_the_ends_are_said() -> None:
 )
 def test_a_rate_has_three_digits_at_the_least(number: float, words: str) -> None:
     assert units.per_second(number) == words
+
+
+def test_a_split_of_many_stages_counts_equal_neighbours() -> None:
+    assert units.folded("-".join(["1"] * 60 + ["2"] * 4)) == "60x1-4x2"
+    assert units.folded("2-1-1 on 0,1,0") == "2-1-1 on 0,1,0"

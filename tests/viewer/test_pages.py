@@ -47,6 +47,8 @@ def address(report: Report) -> Iterator[str]:
         yield served
 
 
+# dash-cytoscape passes the default, which Cytoscape.js takes for the user's
+_OF_CYTOSCAPE = "You have set a custom wheel sensitivity"
 _COMPLAINS = {"error", "warning", "assert", "trace"}  # plotly's warnings come as traces
 
 
@@ -59,7 +61,12 @@ class Tab:
         self.address = address
         self.complaints: list[str] = []
         self.page.on(
-            "console", lambda m: self.complaints.append(m.text) if m.type in _COMPLAINS else None
+            "console",
+            lambda m: (
+                self.complaints.append(m.text)
+                if m.type in _COMPLAINS and _OF_CYTOSCAPE not in m.text
+                else None
+            ),
         )
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 

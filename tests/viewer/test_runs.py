@@ -20,6 +20,8 @@ def runs() -> pd.DataFrame:
         {
             "profile": f"/out/turns={turns}/training/profile.pop",
             "levers": f"half,{SETTING}={turns}" if turns < 64 else f"{SETTING}={turns}",
+            "place": f"turns={turns}/training",
+            "model": "Mlp",
             "ipus": 4,
             "replicas": 1,
             "micro_batch": 2,
@@ -59,5 +61,5 @@ def test_the_app_answers(runs: pd.DataFrame) -> None:
     app = create_runs_app(runs, "out", lambda path: None)
     answer = app.server.test_client().get("/_dash-layout", headers={"Host": "localhost"})
     assert answer.status_code == 200
-    assert b"3 runs; half, Training.gradientAccumulation, samples differs" in answer.data
+    assert b"3 runs; half, Training.gradientAccumulation, samples differ" in answer.data
     assert b"1 out of memory" in answer.data

@@ -43,6 +43,7 @@ class Application:
     folder: str
     run: str
     library: str = ""
+    needs: tuple[str, ...] = ()
     obstacle: dict[str, str] | None = None
 
     def verdict(self, outcome: Outcome) -> str:
@@ -71,12 +72,13 @@ def run(one: Application, checkout: Path, libraries: Sequence[Path], seconds: in
         if one.library:
             (checkout / one.folder / one.library).parent.mkdir(exist_ok=True)
             (checkout / one.folder / one.library).touch()
+        needed = _installed(one.needs, place / "needed")
         began = time.monotonic()
         with (place / "log").open("w+") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", _START, *flags, *words],
                 cwd=checkout / one.folder,
-                env=_environment(libraries),
+                env=_environment([*needed, *libraries]),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -92,6 +94,14 @@ def run(one: Application, checkout: Path, libraries: Sequence[Path], seconds: in
         text = (place / "log").read_text(errors="replace")
         profiled = any((place / "profiles").rglob("profile.pop"))
         return Outcome(status, profiled, _last(text), round(time.monotonic() - began))
+
+
+def _installed(needs: Sequence[str], folder: Path) -> list[Path]:
+    """The folder in which such releases are, for this application alone."""
+    if needs:
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+        subprocess.run([*pip, *needs], check=True)
+    return [folder] if needs else []
 
 
 def _environment(libraries: Sequence[Path]) -> dict[str, str]:

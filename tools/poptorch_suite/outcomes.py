@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+ON_PURPOSE = "on purpose: "  # begins a reason where IPUscope is to differ
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -14,9 +14,10 @@ _TOP = """# PopTorch's own tests
 
 What comes of the tests that PopTorch's authors wrote [POPTORCH, tests/], unchanged, on IPUscope. Of
 {total} tests that ran {passed} pass, {failed} fail, {internals} fail for want of what only the
-compiled PopTorch, PopART, real hardware or the network has, and {skipped} are skipped by the suite
-itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. Files that
-are not collected: {uncollected}; they import operators that are compiled from C++ for PopART.
+compiled PopTorch, PopART, real hardware or the network has, {purpose} differ on purpose, and
+{skipped} are skipped by the suite itself. Of those that passed or failed and need nothing of that
+kind, {rate:.1%} pass. Files that are not collected: {uncollected}; they import operators that are
+compiled from C++ for PopART.
 
 Made on {date} by
 
@@ -48,6 +49,10 @@ def page(
     rate = total["passed"] / max(1, total["passed"] + total["failed"])
     words = {kind: total[kind] for kind in ("passed", "failed", "internals", "skipped")}
     uncollected = total.pop("not collected", 0)
+    bad = [outcome for outcome in done.values() if outcome.kind in ("failed", "cut")]
+    excuses = [(one.test, why) for one in bad if (why := results.excused(one, known))]
+    purpose = sorted(row for row in excuses if row[1].startswith(results.ON_PURPOSE))
+    words = {**words, "purpose": len(purpose), "internals": words["internals"] - len(purpose)}
     ran = sum(total.values())
     top = _TOP.format(
         total=ran, rate=rate, date=today.isoformat(), uncollected=uncollected, **words
@@ -65,9 +70,12 @@ def page(
         lines += ["", "Not collected: " + ", ".join(f"`{file}`" for file in missing) + "."]
     lines += _failing(done, known)
     lines += _refused(tests, sources.by_function(done, known))
+    if purpose:
+        lines += ["", "## What differs on purpose", "", "| test | how |", "| --- | --- |"]
+        lines += [f"| `{one}` | {why.removeprefix(results.ON_PURPOSE)} |" for one, why in purpose]
     lines += ["", "## What cannot pass", "", "| tests | why |", "| --- | --- |"]
-    for why, count in _why(done, known).most_common():
-        lines.append(f"| {count} | {why} |")
+    whys = Counter(why for _, why in excuses if not why.startswith(results.ON_PURPOSE))
+    lines += [f"| {count} | {why} |" for why, count in whys.most_common()]
     return "\n".join(lines)
 
 
@@ -111,12 +119,7 @@ _WORST_FIRST = ("failed", "internals", "passed", "skipped")
 _SAID = {
     "passed": "pass",
     "failed": "fail",
-    "internals": "cannot pass",
+    "internals": "cannot pass, or differ on purpose",
     "skipped": "are skipped by the suite",
     "not collected": "are in files that are not collected",
 }
-
-
-def _why(done: Mapping[str, results.Outcome], known: Sequence[results.Reason]) -> Counter[str]:
-    bad = [outcome for outcome in done.values() if outcome.kind in ("failed", "cut")]
-    return Counter(why for outcome in bad if (why := results.excused(outcome, known)))

@@ -10,9 +10,9 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, Prediction
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.executed_steps import Executed
-from ipuscope.profiler.timeline.schedules import Schedule
+from ipuscope.profiler.timeline.schedule_types import Schedule
 from ipuscope.viewer.figures.drawing import Drawing, above, vertical
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, first_of_each, lanes
 from ipuscope.viewer.figures.lanes import spans as on_ipus
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 _SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
-    schedules.FORWARD: Direction.FORWARD,
-    schedules.BACKWARD: Direction.BACKWARD,
-    schedules.UPDATE: Direction.UPDATE,
-    schedules.RECOMPUTE: Direction.RECOMPUTE,
+    schedule_types.FORWARD: Direction.FORWARD,
+    schedule_types.BACKWARD: Direction.BACKWARD,
+    schedule_types.UPDATE: Direction.UPDATE,
+    schedule_types.RECOMPUTE: Direction.RECOMPUTE,
 }
 _KIND = {
-    schedules.COPY: "global exchange",
-    schedules.REDUCE: "global exchange",
-    schedules.SYNC: "external sync",
-    schedules.IDLE: "idle",
-    schedules.STREAM_IN: "host I/O",
-    schedules.STREAM_OUT: "host I/O",
-    schedules.LOAD: records.BESIDE,
-    schedules.UNLOAD: records.BESIDE,
+    schedule_types.COPY: "global exchange",
+    schedule_types.REDUCE: "global exchange",
+    schedule_types.SYNC: "external sync",
+    schedule_types.IDLE: "idle",
+    schedule_types.STREAM_IN: "host I/O",
+    schedule_types.STREAM_OUT: "host I/O",
+    schedule_types.LOAD: records.BESIDE,
+    schedule_types.UNLOAD: records.BESIDE,
 }
 
 

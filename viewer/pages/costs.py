@@ -24,7 +24,7 @@ from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, cost_rows, refused, tables
+from ipuscope.viewer.pages import common, cost_rows, refused, source, tables
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details
 from ipuscope.viewer.pages.tables import Column
@@ -40,6 +40,7 @@ _ORDERS = (
     ("stage", "stage, module, operator"),
     ("block", "Block, module, operator"),
     ("aten", "ATen, module, operator"),
+    ("source", "source file, line, operator"),
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"
@@ -337,6 +338,10 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
         parts = _parts(seen, here, words) if here else []
+        if over == "source" and not lost and not bytes_of:
+            file = here[0] if here else ""
+            known = bool(file) and (report.ops["file"] == file).any()
+            parts = source.file_listing(report, file) if known else source.hottest(report)
         return figure, named, _lost(at, over, what[0]) if lost else parts
 
 
@@ -410,6 +415,8 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         ("FLOPs", f"{row['flops']:,}"),
         ("plan", row["plan"] or "nothing to choose"),
     ]
+    if context := source.around(report, str(row["file"]), int(row["line"])):
+        rows.append(("line", context))
     if row["forward_op"] in report.ops.index:
         forward = int(row["forward_op"])
         name = str(report.ops.loc[forward, "name"])

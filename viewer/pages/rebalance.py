@@ -29,7 +29,7 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import causes, checked, common, refused, timespan
+from ipuscope.viewer.pages import causes, checked, common, model_graph, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 
@@ -47,6 +47,7 @@ def layout(view: View) -> Any:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
             common.card("Rebalance", common.message(sentence(str(error)))),
+            model_graph.card(view),
             _levers_card(view, "What else gains, each alone and several together."),
         ]
     counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
@@ -78,6 +79,7 @@ def layout(view: View) -> Any:
             f" {_pace(report)}",
             height=240,
         ),
+        model_graph.card(view),
         html.Div(
             [
                 common.card(
@@ -274,6 +276,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         return costs, asked(costs, starts), Provenance.of(report)
 
     checked.register(app, profiles, split_of, NAME)
+    model_graph.register(app, profiles, split_of, NAME)
 
 
 def _advised(report: Report, may_change: bool) -> Advised:

@@ -113,8 +113,8 @@ class Use:
 class Body:
     """A piece of program that one IPU runs as a whole.
 
-    ``task`` is one of `ipuscope.profiler.timeline.schedules.TASKS`. Steps in ``loops`` run several
-    times.
+    ``task`` is one of `ipuscope.profiler.timeline.schedule_types.TASKS`. Steps in ``loops`` run
+    several times.
     """
 
     name: str

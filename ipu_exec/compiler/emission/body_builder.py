@@ -19,7 +19,7 @@ class BodyBuilder:
     name: str
     ipu: int
     stage: int  # -1: none
-    task: int  # one of `ipuscope.profiler.timeline.schedules.TASKS`
+    task: int  # one of `ipuscope.profiler.timeline.schedule_types.TASKS`
     steps: list[ProgramStep] = field(default_factory=list)
     temporaries: list[Use] = field(default_factory=list)
     touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step

@@ -18,7 +18,7 @@ from ipu_exec.lowering import info
 from ipu_exec.lowering.operators.norm import takes_statistics
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Collectives:
         summed, scattered = self._reduced_together(ipu)
         kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
         name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
-        body = BodyBuilder(name, ipu, -1, schedules.REDUCE)
+        body = BodyBuilder(name, ipu, -1, schedule_types.REDUCE)
         self.exchange(Purpose.ALL_REDUCE, summed, body)
         self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
         for storage, stage in scattered.items():  # parts that wait for the update

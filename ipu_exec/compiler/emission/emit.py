@@ -29,7 +29,7 @@ from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 
 def emit(mapping: TileMapping, options: CompileOptions) -> ProgramTree:
@@ -112,7 +112,7 @@ class _Emitter:
     ) -> Iterator[BodyBuilder]:
         """The stages' bodies and the transfers made once for all micro-batches of a phase."""
         for position, body in enumerate(bodies):
-            forward = body.task == schedules.FORWARD
+            forward = body.task == schedule_types.FORWARD
             direction = Direction.FORWARD if forward else Direction.BACKWARD
             if position == 0 or bodies[position - 1].stage != body.stage:
                 enter = phased.enter(direction, body.stage)
@@ -140,7 +140,7 @@ class _Emitter:
                 records.SYNC, "External", EXTERNAL_SYNC_CYCLES, purpose=Purpose.EXTERNAL_SYNC
             )
             name = f"IPU {ipu} external sync"
-            bodies.append(BodyBuilder(name, ipu, -1, schedules.SYNC, [step]))
+            bodies.append(BodyBuilder(name, ipu, -1, schedule_types.SYNC, [step]))
         return bodies
 
     def _body(self, name: str, stage: int, task: int) -> BodyBuilder:
@@ -157,7 +157,7 @@ class _Emitter:
         A tensor is copied to its stash as soon as it is computed, so that two copies of it exist
         for as short as possible.
         """
-        body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
+        body = self._body(f"stage {stage} forward", stage, schedule_types.FORWARD)
         traffic = self.residency.traffic.get((Direction.FORWARD, stage))
         if traffic is not None:
             self._phase(Direction.FORWARD, stage, body, traffic)
@@ -183,7 +183,7 @@ class _Emitter:
         if traffic is not None and self.in_phases:
             return self._backward_in_phase(stage, traffic)
         if traffic is not None:
-            body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
+            body = self._body(f"stage {stage} backward", stage, schedule_types.BACKWARD)
             self._phase(Direction.BACKWARD, stage, body, traffic)
             return [body]
         away = set(self.residency.stashed[stage])
@@ -199,12 +199,12 @@ class _Emitter:
 
     def _turn_to(self, bodies: list[BodyBuilder], stage: int, is_again: bool) -> None:
         """Begin another body if the last one has another task."""
-        task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
+        task = schedule_types.RECOMPUTE if is_again else schedule_types.BACKWARD
         if bodies and bodies[-1].task == task:
             return
         number = 1 + sum(body.task == task for body in bodies)
         again = f" {number}" if number > 1 else ""
-        bodies.append(self._body(f"stage {stage} {schedules.TASKS[task]}{again}", stage, task))
+        bodies.append(self._body(f"stage {stage} {schedule_types.TASKS[task]}{again}", stage, task))
 
     def _backward_in_phase(self, stage: int, traffic: Traffic) -> list[BodyBuilder]:
         """One micro-batch's backward: restored tensors, recomputation, and results for others."""
@@ -228,7 +228,7 @@ class _Emitter:
         return list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
 
     def _update(self, ipu: int) -> BodyBuilder:
-        body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
+        body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedule_types.UPDATE)
         here = self.placement.stages_on(ipu)
         for stage in here:
             self.weight_updates.ahead(stage, body)

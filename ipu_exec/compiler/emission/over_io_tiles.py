@@ -21,19 +21,19 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Exchange
 from ipuscope.profiler.enums import Purpose, Role
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 # On whose behalf a body loads and stores: what is made again is part of the backward.
-_ON_BEHALF = {schedules.RECOMPUTE: schedules.BACKWARD}
+_ON_BEHALF = {schedule_types.RECOMPUTE: schedule_types.BACKWARD}
 # Transfers that never wait on the I/O tiles at the same time share a buffer there.
 _BUFFER = {
-    schedules.LOAD_FORWARD: "loads of a micro-batch",
-    schedules.LOAD_BACKWARD: "loads of a micro-batch",
-    schedules.STORE_FORWARD: "stores of a micro-batch",
-    schedules.STORE_BACKWARD: "stores of a micro-batch",
-    schedules.LOAD_ENTER: "loads of a phase",
-    schedules.LOAD_RETURN: "loads of a phase",
-    schedules.STORE_LEAVE: "stores of a phase",
+    schedule_types.LOAD_FORWARD: "loads of a micro-batch",
+    schedule_types.LOAD_BACKWARD: "loads of a micro-batch",
+    schedule_types.STORE_FORWARD: "stores of a micro-batch",
+    schedule_types.STORE_BACKWARD: "stores of a micro-batch",
+    schedule_types.LOAD_ENTER: "loads of a phase",
+    schedule_types.LOAD_RETURN: "loads of a phase",
+    schedule_types.STORE_LEAVE: "stores of a phase",
 }
 
 
@@ -49,7 +49,7 @@ class OverIoTiles:
     def task_of(self, body: BodyBuilder, purpose: Purpose) -> int | None:
         """The task of a body's transfers if they go over I/O tiles; None where none of them can."""
         stores = purpose is Purpose.REMOTE_STORE
-        tasks = schedules.STORES_BESIDE if stores else schedules.LOADS_BESIDE
+        tasks = schedule_types.STORES_BESIDE if stores else schedule_types.LOADS_BESIDE
         return tasks.get(_ON_BEHALF.get(body.task, body.task))
 
     def chosen(self, storages: Sequence[int], body: BodyBuilder, purpose: Purpose) -> Sequence[int]:
@@ -98,7 +98,7 @@ class OverIoTiles:
         self.filled[buffer] = max(self.filled.get(buffer, (0, 0)), (total, body.stage))
 
     def _body(self, task: int, body: BodyBuilder) -> BodyBuilder:
-        name = f"stage {body.stage} {schedules.TASKS[task]} over I/O tiles"
+        name = f"stage {body.stage} {schedule_types.TASKS[task]} over I/O tiles"
         return self.bodies.setdefault(
             (task, body.stage), BodyBuilder(name, body.ipu, body.stage, task)
         )

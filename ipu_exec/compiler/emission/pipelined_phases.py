@@ -17,7 +17,7 @@ from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.emission.transfers import Transfers
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipuscope.profiler.enums import Direction, Purpose, Role
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _FETCH = 2  # steps in which the next stage fetches: a sync, and the exchange
 
@@ -31,7 +31,7 @@ class PipelinedPhases:
 
     def enter(self, direction: str, stage: int) -> BodyBuilder:
         """Load the tensors that the phase needs before its first micro-batch."""
-        task = schedules.ENTER if direction == Direction.FORWARD else schedules.RETURN
+        task = schedule_types.ENTER if direction == Direction.FORWARD else schedule_types.RETURN
         body = self._body(f"stage {stage} enters {direction}", stage, task)
         storages = self.traffic[direction, stage].enter
         self.transfers.remote(storages, f"{body.name}/load", stage, body, Purpose.REMOTE_LOAD)
@@ -39,7 +39,7 @@ class PipelinedPhases:
 
     def leave(self, direction: str, stage: int) -> BodyBuilder:
         """Store the tensors that leave after the last micro-batch."""
-        body = self._body(f"stage {stage} leaves {direction}", stage, schedules.LEAVE)
+        body = self._body(f"stage {stage} leaves {direction}", stage, schedule_types.LEAVE)
         storages = self.traffic[direction, stage].leave
         self.transfers.remote(storages, f"{body.name}/store", stage, body, Purpose.REMOTE_STORE)
         return body
@@ -85,4 +85,4 @@ class PipelinedPhases:
 
 
 def _direction(body: BodyBuilder) -> str:
-    return Direction.FORWARD if body.task == schedules.FORWARD else Direction.BACKWARD
+    return Direction.FORWARD if body.task == schedule_types.FORWARD else Direction.BACKWARD

@@ -36,7 +36,7 @@ from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 # Of an overlapped stream, on the I/O tiles: it is filled while the compute tiles work on their copy
 # ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs and outputs).
@@ -89,11 +89,14 @@ class Transfers:
 
         docs/machine.md#host-and-streaming-memory.
         """
-        task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        task = schedule_types.STREAM_OUT if to_host else schedule_types.STREAM_IN
         purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
-            task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
+            task, name = (
+                schedule_types.UNLOAD if to_host else schedule_types.LOAD,
+                f"{name} over I/O tiles",
+            )
         body = BodyBuilder(name, self.placement.ipus[stage], stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
@@ -205,7 +208,7 @@ class Transfers:
             tensor=the_one(storages),
             moves=tuple(crossing),
         )
-        body = BodyBuilder(f"IPU {ipu} copies between IPUs", ipu, -1, schedules.COPY, [step])
+        body = BodyBuilder(f"IPU {ipu} copies between IPUs", ipu, -1, schedule_types.COPY, [step])
         for storage in storages:
             body.touch(storage, 0, 0)
         return body

@@ -20,7 +20,7 @@ from ipu_exec.lowering.plan import Collective, Compute, Plan, Step
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
 STACK_BYTES = 6 * 0x200 + 0x80
@@ -198,7 +198,7 @@ class CodeOfIpu:
 
     def _begins_piece(self, step: ProgramStep, body: Body, piece: _Piece) -> bool:
         """Whether another weight's update begins; each weight's update is a piece of code."""
-        updates = self.shared.outlined and body.task == schedules.UPDATE
+        updates = self.shared.outlined and body.task == schedule_types.UPDATE
         return updates and step.op >= 0 and self._weight(step.op) not in (-1, piece.weight)
 
     def _weight(self, op: int) -> int:

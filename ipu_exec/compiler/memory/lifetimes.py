@@ -7,16 +7,16 @@ from collections.abc import Collection
 from ipu_exec.compiler.emission.bodies import Body, ProgramTree
 from ipu_exec.compiler.placement.place import Placement, Transfer
 from ipuscope.profiler.enums import Direction
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _PART = {
-    schedules.STREAM_IN: Direction.FORWARD,
-    schedules.ENTER: Direction.FORWARD,
-    schedules.FORWARD: Direction.FORWARD,
-    schedules.REDUCE: Direction.UPDATE,
-    schedules.UPDATE: Direction.UPDATE,
+    schedule_types.STREAM_IN: Direction.FORWARD,
+    schedule_types.ENTER: Direction.FORWARD,
+    schedule_types.FORWARD: Direction.FORWARD,
+    schedule_types.REDUCE: Direction.UPDATE,
+    schedule_types.UPDATE: Direction.UPDATE,
 }
-_EARLY = (schedules.STREAM_IN, schedules.FORWARD)
+_EARLY = (schedule_types.STREAM_IN, schedule_types.FORWARD)
 Span = tuple[int, int]  # first and last position
 
 
@@ -66,7 +66,7 @@ class Lifetimes:
             if storage not in body.touched or body.stage not in (stage, -1):
                 continue
             first, last = body.touched[storage]
-            if body.task == schedules.COPY:
+            if body.task == schedule_types.COPY:
                 copied = (at + first, at + last)
             else:
                 spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
@@ -104,8 +104,8 @@ class Lifetimes:
                 first, last = body.touched[storage]
                 part = _PART.get(body.task, Direction.BACKWARD)
                 turns = body.stage in self.tree.turning and body.task in (
-                    schedules.FORWARD,
-                    schedules.BACKWARD,
+                    schedule_types.FORWARD,
+                    schedule_types.BACKWARD,
                 )
                 phased = self.placement.phases and self.tree.moving[storage]
                 key: int | str = ("turn" if turns else number) if phased else part

@@ -24,7 +24,7 @@ from ipu_exec.lowering.plan import Layout
 from ipu_exec.machine import Machine
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.unique_names import unique
 
 _ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
@@ -285,7 +285,7 @@ class _Maker:
         for first, last in self.lifetimes.of(storage_id, stage):
             self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
         if storage_id in self.tree.stashed.get(stage, ()):
-            depth = schedules.stash_depth(len(self.placement.stages), stage)
+            depth = closed_forms.stash_depth(len(self.placement.stages), stage)
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:

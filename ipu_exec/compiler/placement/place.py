@@ -19,7 +19,7 @@ from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipuscope.profiler.enums import Direction, Role
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 
 logger = logging.getLogger("ipu_exec")
 
@@ -429,7 +429,7 @@ def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:
 
 def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
     """Error, with the smallest depth that works, if a pipeline is not deep enough to fill."""
-    least = schedules.pipeline_stages(stages, training)
+    least = closed_forms.pipeline_stages(stages, training)
     if micro_batches < least:
         doubled = (
             f" Please note that a model with {stages} pipeline stages in PopTorch will have an"

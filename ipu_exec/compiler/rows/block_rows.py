@@ -10,12 +10,12 @@ from ipu_exec.compiler.placement import place
 from ipu_exec.graph import Graph, OpNode
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 _DIRECTION = {
-    schedules.FORWARD: Direction.FORWARD,
-    schedules.RECOMPUTE: Direction.BACKWARD,
-    schedules.BACKWARD: Direction.BACKWARD,
+    schedule_types.FORWARD: Direction.FORWARD,
+    schedule_types.RECOMPUTE: Direction.BACKWARD,
+    schedule_types.BACKWARD: Direction.BACKWARD,
 }
 
 

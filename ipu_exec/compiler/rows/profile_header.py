@@ -30,7 +30,7 @@ from ipu_exec.lowering.measured import (
 )
 from ipu_exec.lowering.operator_info import packet
 from ipuscope.profiler.enums import Direction
-from ipuscope.profiler.timeline.schedules import BACKWARD, FORWARD
+from ipuscope.profiler.timeline.schedule_types import BACKWARD, FORWARD
 
 
 def header(executable: Executable) -> dict[str, Any]:

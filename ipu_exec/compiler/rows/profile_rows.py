@@ -21,7 +21,7 @@ from ipu_exec.compiler.rows.program_rows import program_rows
 from ipu_exec.lowering import popart_name
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms, schedule_types
 from ipuscope.profiler.unique_names import popart_names
 
 
@@ -76,15 +76,15 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             total[variable.stage, variable.role] += variable.bytes
 
     def row(stage: int, ipu: int) -> records.Stage:
-        again = tree.cycles(schedules.RECOMPUTE, stage)
+        again = tree.cycles(schedule_types.RECOMPUTE, stage)
         return records.Stage(
             stage,
             ipu,
-            tree.cycles(schedules.FORWARD, stage),
-            again + tree.cycles(schedules.BACKWARD, stage),
+            tree.cycles(schedule_types.FORWARD, stage),
+            again + tree.cycles(schedule_types.BACKWARD, stage),
             again,
             updates.get(stage, 0),
-            schedules.stash_depth(stages, stage) if stashes else 0,
+            closed_forms.stash_depth(stages, stage) if stashes else 0,
             total[stage, Role.STASH],
             total[stage, Role.WEIGHT],
             placement.cut_bytes(graph, stage, Direction.FORWARD),

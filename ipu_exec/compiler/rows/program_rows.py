@@ -10,7 +10,7 @@ from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.vertices import STATE_BYTES
 from ipuscope.profiler.enums import PipelinePhase
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 
 def program_rows(executable: Executable) -> list[Any]:
@@ -39,7 +39,7 @@ class _Rows:
         if executable.options.training:
             update = nodes.add(iteration, records.SEQUENCE, "weight update")
         for index, body in enumerate(executable.tree.bodies):
-            once = body.task in (schedules.UPDATE, schedules.REDUCE)
+            once = body.task in (schedule_types.UPDATE, schedule_types.REDUCE)
             self._body(index, body, update if once else loop)
         types = [
             records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering import worklists
-from ipu_exec.lowering.build import Builder, expanded, messages, placed
+from ipu_exec.lowering.build import Builder, messages
 from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
 from ipu_exec.lowering.layouts import (
     GRAIN_BYTES,
@@ -33,6 +33,7 @@ from ipu_exec.lowering.layouts import (
 )
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.lowering.products import amp
+from ipu_exec.lowering.products.partials import Array, Wanted, operand, reduce_partials, repeats
 from ipu_exec.lowering.products.product_costs import vertex_cycles
 from ipu_exec.lowering.products.product_problem import (
     GROUPS_TOGETHER,
@@ -61,7 +62,6 @@ from ipu_exec.lowering.products.product_shares import (
     weight_block,
 )
 
-Array = np.ndarray
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
@@ -152,7 +152,6 @@ def add_product(
 
 
 # of a plan: its problem, dtype and cuts; which side, its channels' stride, and a key if it is given
-Wanted = tuple[Problem, str, Splits, str, int, Any]
 
 
 @dataclass(frozen=True)
@@ -379,11 +378,11 @@ class _ProductSteps:
         """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
-        source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
+        source, in_place = operand(build, inputs, self._about("input"), slices / splits.outs)
         item = self.unit.item_bytes
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
-        turned = turned and not _repeats(build, inputs)
+        turned = turned and not repeats(build, inputs)
         moved: int | None = None
         if turned and not in_place:
             _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
@@ -498,10 +497,10 @@ class _ProductSteps:
         item, serial = self.unit.item_bytes, splits.serial
         block = weight_block(self.problem, build.machine, self.dtype, splits)
         stored = stored_weights(share, splits, block)
-        source, in_place = _operand(build, weights, self._about("weight"), stored)
+        source, in_place = operand(build, weights, self._about("weight"), stored)
         wanted = ceil_div(share.ins * share.outs * share.taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
-        turned = turned and not _repeats(build, weights)
+        turned = turned and not repeats(build, weights)
         moved: int | None = None
         if turned and not in_place:
             _turn(
@@ -585,7 +584,9 @@ class _ProductSteps:
             build.hold(f"{name}/weights{tail}", gathered, weights_step, last, interleaved=wide)
             build.hold(f"{name}/field buffer{tail}", self.field_buffer, last, last)
             build.hold(f"{name}/worker partials{tail}", self.worker_partials, last, last)
-            _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
+            reduce_partials(
+                build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last
+            )
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.depth) * self.unit.item_bytes
                 kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
@@ -652,11 +653,6 @@ def no_product(
     return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements, none)
 
 
-def _repeats(build: Builder, which: int | Operand) -> bool:
-    """True for an expanded operand: it is written out first, in the order that is needed."""
-    return isinstance(which, int) and any(expanded(build.spec.operands[which]))
-
-
 def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> None:
     """Append the transposition of an operand.
 
@@ -670,84 +666,6 @@ def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> N
     nbytes = elements * source.item_bytes
     step = build.compute(name, f"popops::Transpose2D<{half}>", transform_cycles(nbytes, atom))
     build.hold(name, nbytes, step, step + 1)
-
-
-def _operand(
-    build: Builder, which: int | Operand, plan: Wanted, want: Array
-) -> tuple[Operand, bool]:
-    """An operand with a layout, and whether that is the planned one.
-
-    An operand without one gets the planned layout, in proportion to ``want``.
-    """
-    operand = which if isinstance(which, Operand) else build.spec.operands[which]
-    if isinstance(which, int) and _repeats(build, which):
-        operand = build.lead(which)[0]
-    problem, dtype, splits, what, stride, given = plan
-    key = given or planned_key(problem, build.machine, dtype, splits, what, operand, stride)
-    layout = operand.layout
-    if layout is None:
-        if not isinstance(which, int):
-            raise ValueError("an operand that is not an argument of the operator must be placed")
-        if which not in build.wishes:
-            size = max(operand.storage_elements, operand.elements)
-            build.wishes[which] = Spread(key, apportion(size, want)).layout(operand.dtype)
-        layout = build.wishes[which]
-    return placed(operand, layout), layout.key == key
-
-
-def _reduce(
-    build: Builder,
-    name: str,
-    padded: Array,
-    outputs: Array,
-    share: Share,
-    splits: Splits,
-    unit: amp.Unit,
-    convolve: int,
-) -> None:
-    """Append exchange and addition of the partials, in the stages that the depth requires.
-
-    ``padded`` and ``outputs``: elements of a tile's partials, and those of them that are real. The
-    last stage writes results of the operands' type; if there is nothing to add, they are cast if
-    that is narrower ([PL, lib/poplin/Convolution.cpp], reduceOrCastComputeSets).
-    """
-    partial, tile_bytes = unit.partial_bytes, build.machine.target.bytes_per_tile
-    types = {2: "half", 4: "float"}
-    if splits.depth == 1:
-        if partial > unit.item_bytes:
-            build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
-        build.hold(
-            f"{name}/partials",
-            padded * partial,
-            convolve,
-            build.next - 1,
-            interleaved=True,
-            becomes_result=partial == unit.item_bytes and splits.serial == 1,
-        )
-        return
-    depth, held, since = splits.depth, padded, convolve
-    radices = amp.reduction_stages(splits.depth)
-    for stage, radix in enumerate(radices):
-        left = -(-depth // radix)
-        out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
-        summed = piece(padded * left, share.in_index, splits.depth, unit.out_group)
-        arriving = summed * (radix - 1)  # one of the partials is there
-        step = build.exchange(
-            f"{name}/exchange",
-            (arriving + summed) * partial,
-            held * partial,
-            np.where(arriving > 0, radix - 1, 0),
-        )
-        build.compute(
-            name,
-            f"poplin::ReduceAdd<{types[out_bytes]},{types[partial]}>",
-            amp.reduce_partials_cycles(summed, radix, partial, out_bytes, tile_bytes),
-            int(arriving.sum()),
-        )
-        done = build.next - 1
-        build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
-        build.hold(f"{name}/arriving partials", arriving * partial, step, done)
-        held, depth, since = summed, left, done
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:

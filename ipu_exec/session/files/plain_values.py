@@ -44,6 +44,8 @@ MODULES = (
     "ipuscope.profiler.enums",
     "ipuscope.profiler.timeline.phased_schedules",
     "ipuscope.profiler.file.records",
+    "ipuscope.profiler.timeline.closed_forms",
+    "ipuscope.profiler.timeline.schedule_types",
     "ipuscope.profiler.timeline.schedules",
 )
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")

@@ -26,7 +26,7 @@ from ipu_exec.base.topology import ring_cycles
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 CONFIG = Gpt2Config(hidden=256, heads=8, sequence=64)
 PLAN = {
@@ -79,7 +79,7 @@ def collectives(made: Executable, task: int) -> list[Any]:
 def test_two_all_reduces_each_way_of_2_t_minus_1_over_t_of_the_activation(shards: int) -> None:
     executable = compiled(shards)
     activation = CONFIG.sequence * CONFIG.hidden * 4
-    for task in (schedules.FORWARD, schedules.BACKWARD):
+    for task in (schedule_types.FORWARD, schedule_types.BACKWARD):
         steps = collectives(executable, task)
         assert [step.op >= 0 for step in steps] == [True, True]
         for step in steps:
@@ -185,7 +185,7 @@ def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:
 
     plan = {"layers.*": ColwiseParallel(output_layouts=Replicate())}
     executable = compiled(2, plan, Chain(), (torch.randn(4, 16),))
-    assert len(collectives(executable, schedules.FORWARD)) == 4
+    assert len(collectives(executable, schedule_types.FORWARD)) == 4
 
 
 def test_a_memory_proportion_holds_for_a_shared_result() -> None:
@@ -228,7 +228,7 @@ def test_collectives_of_a_sequence_that_is_shared() -> None:
         "contract": RowwiseParallel(output_layouts=Shard(1)),
     }
     executable = compiled(4, plan, Inner())
-    steps = collectives(executable, schedules.FORWARD)
+    steps = collectives(executable, schedule_types.FORWARD)
     assert [executable.graph.ops[step.op].aten.split(".")[1] for step in steps] == [
         "all_gather_into_tensor",
         "reduce_scatter_tensor",
@@ -242,7 +242,7 @@ def test_norms_of_weights_that_are_shared_are_reduced() -> None:
     model = OneLayer()
     optimizer = ipu_exec.optim.LAMB(model.parameters(), lr=0.1)
     executable = compiled(2, PLAN, model, optimizer=optimizer)
-    update = next(body for body in executable.tree.bodies if body.task == schedules.UPDATE)
+    update = next(body for body in executable.tree.bodies if body.task == schedule_types.UPDATE)
     reduced = {
         executable.graph.ops[s.op].module for s in update.steps if s.type == "GlobalExchange"
     }
@@ -324,4 +324,4 @@ def test_a_model_says_its_own_plan() -> None:
     model = OneLayer()
     model.layer._tp_plan = {"qkv": "colwise", "output": "rowwise"}
     executable = compiled(2, "auto", model)
-    assert len(collectives(executable, schedules.FORWARD)) == 1
+    assert len(collectives(executable, schedule_types.FORWARD)) == 1

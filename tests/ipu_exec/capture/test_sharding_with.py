@@ -17,7 +17,7 @@ from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.enums import Purpose
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from tests.ipu_exec.capture.test_sharding import CONFIG, PLAN, OneLayer, compiled
 
 LAYERS, MICRO_BATCHES = 2, 8
@@ -75,17 +75,17 @@ def test_recomputation_repeats_the_collectives_of_the_forward() -> None:
         model.destroy()
         return sum(step.type == "GlobalExchange" for body in first for step in body.steps)
 
-    assert reduced(True, schedules.FORWARD) == reduced(False, schedules.FORWARD) == 2
+    assert reduced(True, schedule_types.FORWARD) == reduced(False, schedule_types.FORWARD) == 2
     # the second sum is the layer's result, which nothing in its backward needs
-    assert reduced(True, schedules.RECOMPUTE) == 1
-    assert reduced(False, schedules.RECOMPUTE) == 0
+    assert reduced(True, schedule_types.RECOMPUTE) == 1
+    assert reduced(False, schedule_types.RECOMPUTE) == 0
 
 
 def test_state_off_the_chip_comes_in_shares() -> None:
     def moved(shards: int) -> int:
         model = trained(shards, off_chip=True)
         model.compile(batch())
-        (update, _) = bodies(model.executable, schedules.UPDATE)
+        (update, _) = bodies(model.executable, schedule_types.UPDATE)
         state = [v for v in model.executable.variables if v.role == "optimiser state"]
         assert not any(variable.always_live for variable in state if variable.bytes > 4)
         model.destroy()
@@ -144,7 +144,7 @@ def test_norms_of_all_gradients_are_summed_over_the_shares() -> None:
     model = OneLayer()
     optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1, max_grad_norm=1.0)
     executable = compiled(2, PLAN, model, optimizer=optimizer)
-    (update,) = bodies(executable, schedules.UPDATE)
+    (update,) = bodies(executable, schedule_types.UPDATE)
     steps = [step for step in update.steps if step.type == "GlobalExchange"]
     reduced = {executable.graph.ops[step.op].name.split("/update")[0] for step in steps}
     cut = ("qkv/weight", "qkv/bias", "expand/weight", "expand/bias")

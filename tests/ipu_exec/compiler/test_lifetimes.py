@@ -17,7 +17,7 @@ from ipu_exec.compiler.placement.place import Placement, Transfer
 from ipu_exec.lowering.plan import Compute, Plan
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.enums import Direction
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from tests.ipu_exec.compiler.programs import body, placement, tree, with_bodies_at
 from tests.models import model_of
 
@@ -68,16 +68,16 @@ def lives(
 def trained(**fields: Any) -> ProgramTree:
     """A stage's forward at steps 0 to 3, backward at 4 to 6 and update at 7 and 8."""
     return tree(
-        body(schedules.FORWARD, 0, 0, 1, 1, 1, 1, touched={TENSOR: (1, 2)}),
-        body(schedules.BACKWARD, 0, 0, 1, 1, 1, touched={TENSOR: (0, 1)}),
-        body(schedules.UPDATE, 0, -1, 1, 1),
+        body(schedule_types.FORWARD, 0, 0, 1, 1, 1, 1, touched={TENSOR: (1, 2)}),
+        body(schedule_types.BACKWARD, 0, 0, 1, 1, 1, touched={TENSOR: (0, 1)}),
+        body(schedule_types.UPDATE, 0, -1, 1, 1),
         **fields,
     )
 
 
 def test_a_tensor_lives_from_its_first_step_to_its_last() -> None:
     assert lives(placement(0), trained(), 0, 0) == [(1, 5)]
-    assert lives(placement(0), tree(body(schedules.FORWARD, 0, 0, 1)), 0, 0) == []
+    assert lives(placement(0), tree(body(schedule_types.FORWARD, 0, 0, 1)), 0, 0) == []
 
 
 def test_a_stashed_or_recomputed_tensor_is_away_between_forward_and_backward() -> None:
@@ -89,12 +89,12 @@ def test_a_stashed_or_recomputed_tensor_is_away_between_forward_and_backward() -
 def copying(**fields: Any) -> ProgramTree:
     """The same on IPU 0 with a copy at step 7, and on IPU 1 at step 3."""
     return tree(
-        body(schedules.FORWARD, 0, 0, 1, 1, 1, 1, touched={TENSOR: (1, 2)}),
-        body(schedules.BACKWARD, 0, 0, 1, 1, 1, touched={TENSOR: (0, 1)}),
-        body(schedules.COPY, 0, -1, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.FORWARD, 1, 1, 1, 1, touched={TENSOR: (1, 1)}),
-        body(schedules.BACKWARD, 1, 1, 1),
-        body(schedules.COPY, 1, -1, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.FORWARD, 0, 0, 1, 1, 1, 1, touched={TENSOR: (1, 2)}),
+        body(schedule_types.BACKWARD, 0, 0, 1, 1, 1, touched={TENSOR: (0, 1)}),
+        body(schedule_types.COPY, 0, -1, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.FORWARD, 1, 1, 1, 1, touched={TENSOR: (1, 1)}),
+        body(schedule_types.BACKWARD, 1, 1, 1),
+        body(schedule_types.COPY, 1, -1, 1, touched={TENSOR: (0, 0)}),
         **fields,
     )
 
@@ -115,19 +115,19 @@ def test_a_tensor_that_arrives_lives_from_the_first_step_on_and_at_the_copy() ->
     assert lives(moved(Direction.FORWARD, 0, 1), copying(), 1, 1) == [(0, 1), (3, 3)]
     assert lives(moved(Direction.BACKWARD, 1, 0), copying(), 0, 0) == [(0, 5), (7, 7)]
     # one that is only passed on
-    passed = tree(body(schedules.COPY, 0, -1, 1, 1, touched={TENSOR: (1, 1)}))
+    passed = tree(body(schedule_types.COPY, 0, -1, 1, 1, touched={TENSOR: (1, 1)}))
     assert lives(moved(Direction.FORWARD, 0, 1), passed, 0, 0) == [(1, 1)]
 
 
 def test_a_tensor_off_the_chip_is_there_for_each_part_of_the_run() -> None:
     program = tree(
-        body(schedules.STREAM_IN, 0, 0, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.FORWARD, 0, 0, 1, 1, touched={TENSOR: (0, 1)}),
-        body(schedules.RECOMPUTE, 0, 0, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.BACKWARD, 0, 0, 1, 1, touched={TENSOR: (1, 1)}),
-        body(schedules.REDUCE, 0, -1, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.UPDATE, 0, -1, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.UPDATE, 0, 1, 1, touched={TENSOR: (0, 0)}),  # another stage's
+        body(schedule_types.STREAM_IN, 0, 0, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.FORWARD, 0, 0, 1, 1, touched={TENSOR: (0, 1)}),
+        body(schedule_types.RECOMPUTE, 0, 0, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.BACKWARD, 0, 0, 1, 1, touched={TENSOR: (1, 1)}),
+        body(schedule_types.REDUCE, 0, -1, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.UPDATE, 0, -1, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.UPDATE, 0, 1, 1, touched={TENSOR: (0, 0)}),  # another stage's
         moving={TENSOR: False},
     )
     assert lives(placement(0, 0), program, 0, 0) == [(0, 2), (3, 5), (6, 7)]
@@ -135,9 +135,9 @@ def test_a_tensor_off_the_chip_is_there_for_each_part_of_the_run() -> None:
 
 def two_phases(**fields: Any) -> ProgramTree:
     return tree(
-        body(schedules.FORWARD, 0, 0, 1, 1, touched={TENSOR: (0, 1)}),
-        body(schedules.BACKWARD, 0, 0, 1, touched={TENSOR: (0, 0)}),
-        body(schedules.UPDATE, 0, 0, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.FORWARD, 0, 0, 1, 1, touched={TENSOR: (0, 1)}),
+        body(schedule_types.BACKWARD, 0, 0, 1, touched={TENSOR: (0, 0)}),
+        body(schedule_types.UPDATE, 0, 0, 1, touched={TENSOR: (0, 0)}),
         **fields,
     )
 

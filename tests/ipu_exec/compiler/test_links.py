@@ -13,7 +13,7 @@ from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from tests.models import Mlp, mean_square
 
 MK2 = TARGETS["mk2"]
@@ -57,7 +57,7 @@ def test_a_link_between_boards_is_half_as_fast() -> None:
 def test_copies_pay_for_the_boards_they_cross() -> None:
     executable = pipeline(8)
     activation = MICRO * WIDTH * 4
-    copies = [b for b in executable.tree.bodies if b.task == schedules.COPY]
+    copies = [b for b in executable.tree.bodies if b.task == schedule_types.COPY]
     for body in copies:
         # out over each cut beside it: the activation of one and the gradient of the other, and in
         # as much
@@ -75,7 +75,7 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
     crosses = apart * replicas > 4
     rate = (27.7e9 if crosses else 55e9) / MK2.clock_hz
     hops = max(1, apart // 2)
-    for body in (b for b in executable.tree.bodies if b.task == schedules.REDUCE):
+    for body in (b for b in executable.tree.bodies if b.task == schedule_types.REDUCE):
         gradients = sum(
             v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
         )
@@ -90,7 +90,7 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
 def test_replicas_may_take_more_ipus_than_the_largest_system(replicas: int) -> None:
     """1,024 and 4,096 IPUs: rings of the 16 replicas of a rack, and of the racks."""
     executable, racks = pipeline(4, replicas), replicas // 16
-    for body in (b for b in executable.tree.bodies if b.task == schedules.REDUCE):
+    for body in (b for b in executable.tree.bodies if b.task == schedule_types.REDUCE):
         gradients = sum(
             v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
         )

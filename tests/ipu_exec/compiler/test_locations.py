@@ -27,7 +27,7 @@ from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler.analysis import fullest_tiles
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.reports.cli import main as ipu_report
 from tests.models import Mlp, model_of
 
@@ -136,13 +136,13 @@ def test_each_replica_keeps_its_part_of_the_state(replicas: int) -> None:
 def test_gradients_are_scattered_and_weights_gathered_around_the_ring(replicas: int) -> None:
     executable = compiled(state_in_parts, replicas=replicas)
     weights, biases = 2 * WIDTH * WIDTH * 4, 2 * WIDTH * 4
-    reduce = next(b for b in executable.tree.bodies if b.task == schedules.REDUCE)
+    reduce = next(b for b in executable.tree.bodies if b.task == schedule_types.REDUCE)
     assert [step.name for step in reduce.steps] == ["AllReduce", "ReduceScatter"]
     everywhere, scatter = reduce.steps
     assert everywhere.cycles == ring(2, replicas, biases) and scatter.cycles == ring(
         1, replicas, weights
     )
-    (gather,) = steps(executable, schedules.UPDATE, "AllGather")
+    (gather,) = steps(executable, schedule_types.UPDATE, "AllGather")
     assert gather.cycles == ring(1, replicas, weights)
     for step in (scatter, gather):
         assert (
@@ -153,7 +153,7 @@ def test_gradients_are_scattered_and_weights_gathered_around_the_ring(replicas: 
     # in sum what one all-reduce of everything takes, but for rounding: the bytes only go at other
     # times
     whole = compiled(replicas=replicas)
-    (reduced,) = steps(whole, schedules.REDUCE)
+    (reduced,) = steps(whole, schedule_types.REDUCE)
     once_more = ring(2, replicas, biases) - ring(2, replicas, 0)
     assert scatter.cycles + gather.cycles == pytest.approx(reduced.cycles - once_more, abs=3)
 
@@ -205,13 +205,13 @@ def test_the_least_elements_are_the_users() -> None:
         )
     )
     assert one(executable, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
-    assert not steps(executable, schedules.UPDATE, "AllGather")
+    assert not steps(executable, schedule_types.UPDATE, "AllGather")
 
 
 def test_norms_of_parts_are_added_up() -> None:
     """LAMB adds up the norms of the weight and of its direction, one number per replica each."""
     executable = compiled(state_in_parts, optimizer=ipu_exec.optim.LAMB)
-    scalars = steps(executable, schedules.UPDATE, "AllReduce")
+    scalars = steps(executable, schedule_types.UPDATE, "AllReduce")
     assert len(scalars) == 2 * 2 and {step.cycles for step in scalars} == {ring(2, 4, 4)}
 
 
@@ -222,14 +222,16 @@ def test_off_chip_only_the_part_moves() -> None:
     part = one(both, "layers.0.weight/exp_avg")
     assert not part.always_live and part.bytes == pytest.approx(WIDTH * WIDTH * 4 / 4, rel=0.01)
     for way in ("load", "store"):
-        (mid,) = steps(both, schedules.UPDATE, f"layers.0.weight/optimiser state/{way}/mid")
+        (mid,) = steps(both, schedule_types.UPDATE, f"layers.0.weight/optimiser state/{way}/mid")
         assert mid.cycles == ceil(2 * part.bytes / MK2.streaming_bytes_per_second * MK2.clock_hz)
     collectives = [
-        step.name for step in steps(both, schedules.UPDATE) if step.type == records.GLOBAL_EXCHANGE
+        step.name
+        for step in steps(both, schedule_types.UPDATE)
+        if step.type == records.GLOBAL_EXCHANGE
     ]
     assert collectives == ["AllGather"]
     whole = compiled(lambda o: o.TensorLocations.setOptimizerLocation(off_chip()))
-    (mid,) = steps(whole, schedules.UPDATE, "layers.0.weight/optimiser state/load/mid")
+    (mid,) = steps(whole, schedule_types.UPDATE, "layers.0.weight/optimiser state/load/mid")
     assert mid.cycles == ceil(2 * WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
 
 
@@ -265,7 +267,7 @@ def test_what_cannot_run_on_parts_says_so() -> None:
     ):
         executable = compiled(state_in_parts, optimizer=Rows)
     assert one(executable, "layers.0.weight/seen").bytes == WIDTH * WIDTH * 4
-    assert [step.name for step in steps(executable, schedules.REDUCE)] == ["AllReduce"]
+    assert [step.name for step in steps(executable, schedule_types.REDUCE)] == ["AllReduce"]
 
 
 # -- weights and accumulators ---
@@ -281,8 +283,8 @@ def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
     )  # for the forward, and for the backward
     assert {v.bytes for v in gathered} == {WIDTH * WIDTH * 4}
     for task, layers in (
-        (schedules.FORWARD, 2),
-        (schedules.BACKWARD, 1),
+        (schedule_types.FORWARD, 2),
+        (schedule_types.BACKWARD, 1),
     ):  # no gradient of the input is asked for
         gathers = steps(executable, task, "AllGather")
         assert len(gathers) == layers and {step.cycles for step in gathers} == {
@@ -290,11 +292,11 @@ def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
         }
     # the update is on the part, and the next forward gathers it; of state that is kept whole each
     # replica takes its part, and what became of it is gathered
-    assert [step.name for step in steps(executable, schedules.REDUCE)] == [
+    assert [step.name for step in steps(executable, schedule_types.REDUCE)] == [
         "AllReduce",
         "ReduceScatter",
     ]
-    (gather,) = steps(executable, schedules.UPDATE, "AllGather")
+    (gather,) = steps(executable, schedule_types.UPDATE, "AllGather")
     assert one(executable, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
     assert gather.cycles == ring(1, 4, 2 * 2 * WIDTH * WIDTH * 4)
 
@@ -311,14 +313,14 @@ def test_all_kinds_in_parts_need_no_gather_at_the_update() -> None:
             WIDTH * WIDTH, rel=0.01
         )
     # each micro-batch's gradient is scattered as it is added
-    scattered = steps(executable, schedules.BACKWARD, "ReduceScatter")
+    scattered = steps(executable, schedule_types.BACKWARD, "ReduceScatter")
     assert len(scattered) == 2 and {step.cycles for step in scattered} == {
         ring(1, 4, WIDTH * WIDTH * 4)
     }
-    assert [step.name for step in steps(executable, schedules.REDUCE)] == [
+    assert [step.name for step in steps(executable, schedule_types.REDUCE)] == [
         "AllReduce"
     ]  # of the biases
-    assert not steps(executable, schedules.UPDATE, "AllGather")
+    assert not steps(executable, schedule_types.UPDATE, "AllGather")
 
 
 def test_phases_load_their_part_and_gather_the_weight() -> None:
@@ -333,10 +335,10 @@ def test_phases_load_their_part_and_gather_the_weight() -> None:
     )
     for stage in (0, 1):
         forward = next(
-            b for b in parted.tree.bodies if b.task == schedules.FORWARD and b.stage == stage
+            b for b in parted.tree.bodies if b.task == schedule_types.FORWARD and b.stage == stage
         )
         before = next(
-            b for b in whole.tree.bodies if b.task == schedules.FORWARD and b.stage == stage
+            b for b in whole.tree.bodies if b.task == schedule_types.FORWARD and b.stage == stage
         )
         loads = [
             next(s for s in body.steps if s.name.endswith("/load/mid"))
@@ -350,7 +352,7 @@ def test_phases_load_their_part_and_gather_the_weight() -> None:
         (gather,) = (s for s in forward.steps if s.name == f"layers.{stage}.weight/AllGather")
         assert gather.cycles == ring(1, 4, WIDTH * WIDTH * 4)
     # the last phase turns: its backward finds the weight there; the first layer's needs none
-    assert not steps(parted, schedules.BACKWARD, "AllGather")
+    assert not steps(parted, schedule_types.BACKWARD, "AllGather")
     for v in parted.variables:
         assert not (v.role == "weight" and v.always_live and v.bytes >= WIDTH * WIDTH)
 
@@ -363,17 +365,17 @@ def test_off_chip_accumulators_come_to_be_added_to() -> None:
     assert len(held) == 2 and not any(
         v.always_live for v in held
     )  # in the backward and in the update
-    for task in (schedules.BACKWARD, schedules.UPDATE):
+    for task in (schedule_types.BACKWARD, schedule_types.UPDATE):
         for way in ("load", "store"):
-            moved = "accumulator" if task == schedules.BACKWARD else "state"
+            moved = "accumulator" if task == schedule_types.BACKWARD else "state"
             word = f"layers.0.weight/{moved}/{way}/mid"
             (mid,) = steps(executable, task, word)
             assert mid.cycles == ceil(
                 WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz
             )
     # it is reduced while it is on the chip
-    assert not steps(executable, schedules.REDUCE)
-    assert len(steps(executable, schedules.UPDATE, "AllReduce")) == 4
+    assert not steps(executable, schedule_types.REDUCE)
+    assert len(steps(executable, schedule_types.UPDATE, "AllReduce")) == 4
 
 
 def test_off_chip_weights_come_for_forward_backward_and_update() -> None:
@@ -381,7 +383,11 @@ def test_off_chip_weights_come_for_forward_backward_and_update() -> None:
     held = named(executable, "layers.1.weight")
     assert len(held) == 3 and not any(v.always_live for v in held)
     cycles = ceil(WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
-    for task, ways in ((schedules.FORWARD, 1), (schedules.BACKWARD, 1), (schedules.UPDATE, 2)):
+    for task, ways in (
+        (schedule_types.FORWARD, 1),
+        (schedule_types.BACKWARD, 1),
+        (schedule_types.UPDATE, 2),
+    ):
         moved = [
             step
             for step in steps(executable, task, "layers.1.weight/")
@@ -398,10 +404,10 @@ def test_off_chip_weights_of_inference_come_once() -> None:
     executor = ipu_exec.inferenceModel(model, options)
     executor.compile(torch.randn(2 * MICRO, WIDTH))
     executable = executor.executable
-    (mid,) = steps(executable, schedules.FORWARD, "layers.0.weight/load/mid")
+    (mid,) = steps(executable, schedule_types.FORWARD, "layers.0.weight/load/mid")
     part = int((-(-one(executable, "layers.0.weight").tile_bytes // 4 // 2) * 4).sum())
     assert mid.cycles == ceil(part / MK2.streaming_bytes_per_second * MK2.clock_hz)
-    (gather,) = steps(executable, schedules.FORWARD, "layers.0.weight/AllGather")
+    (gather,) = steps(executable, schedule_types.FORWARD, "layers.0.weight/AllGather")
     assert gather.cycles == ring(1, 2, WIDTH * WIDTH * 4)
 
 
@@ -432,8 +438,8 @@ def test_off_chip_activations_wait_in_streaming_memory() -> None:
         ipus=2,
         strategy=ShardedExecution,
     )
-    stored = steps(executable, schedules.FORWARD, "/store/mid")
-    loaded = steps(executable, schedules.BACKWARD, "/load/mid")
+    stored = steps(executable, schedule_types.FORWARD, "/store/mid")
+    loaded = steps(executable, schedule_types.BACKWARD, "/load/mid")
     assert stored and sum(s.bytes_out.sum() for s in stored) == sum(
         s.bytes_in.sum() for s in loaded
     )

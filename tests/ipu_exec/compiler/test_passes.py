@@ -20,8 +20,8 @@ from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.session.compilation import compile_step
 from ipuscope import profiler
 from ipuscope.profiler.analysis import overflows
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import (
+from ipuscope.profiler.timeline import closed_forms
+from ipuscope.profiler.timeline.schedule_types import (
     BACKWARD,
     COPY,
     FORWARD,
@@ -83,7 +83,7 @@ def test_a_step_lasts_as_long_as_its_slowest_tile(mnist):
 def test_a_call_takes_what_the_closed_form_says(mnist):
     """The pipeline cycles of docs/pipeline-schedules.md#training, plus streams and update."""
     costs = mnist.timeline.costs
-    pipeline = schedules.training_cycles(
+    pipeline = closed_forms.training_cycles(
         costs.forward, costs.backward, 10, costs.sync + max(costs.copies)
     )
     in_cycles = [

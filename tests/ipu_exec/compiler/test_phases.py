@@ -22,7 +22,7 @@ from ipuscope import profiler
 from ipuscope.planner.insights import insights
 from ipuscope.profiler.analysis import pipeline
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.phased_schedules import Phases, phased
 from ipuscope.reports.cli import main
 from tests.models import Mlp
@@ -201,23 +201,25 @@ def test_phases_make_room_on_the_tiles() -> None:
 def test_serial_phases_take_the_sum_of_loading_computing_and_storing() -> None:
     executable = compiled(serial(), accumulation=2)
     bodies = [
-        b for b in executable.tree.bodies if b.task in (schedules.FORWARD, schedules.BACKWARD)
+        b
+        for b in executable.tree.bodies
+        if b.task in (schedule_types.FORWARD, schedule_types.BACKWARD)
     ]
     per_micro_batch = sum(body.cycles for body in bodies)
-    streams = sum(b.cycles for b in executable.tree.bodies if b.task == schedules.STREAM_IN)
+    streams = sum(b.cycles for b in executable.tree.bodies if b.task == schedule_types.STREAM_IN)
     once = sum(
         b.cycles
         for b in executable.tree.bodies
-        if b.task in (schedules.UPDATE, schedules.STREAM_OUT)
+        if b.task in (schedule_types.UPDATE, schedule_types.STREAM_OUT)
     )
     assert executable.timeline.schedule.total == 2 * (per_micro_batch + streams) + once
     assert len(bodies) == 2 * 4
 
 
-def place(parallel: bool, **needs: Any) -> schedules.Schedule:
-    costs = schedules.Costs(ipus=(0, 1, 0) if parallel else (0, 0, 0), forward=(10, 14, 9))
-    kinds = {schedules.FORWARD: (4, 6, 3), schedules.BACKWARD: (0, 0, 0)}
-    stores = {schedules.FORWARD: (1, 2, 1), schedules.BACKWARD: (0, 0, 0)}
+def place(parallel: bool, **needs: Any) -> schedule_types.Schedule:
+    costs = schedule_types.Costs(ipus=(0, 1, 0) if parallel else (0, 0, 0), forward=(10, 14, 9))
+    kinds = {schedule_types.FORWARD: (4, 6, 3), schedule_types.BACKWARD: (0, 0, 0)}
+    stores = {schedule_types.FORWARD: (1, 2, 1), schedule_types.BACKWARD: (0, 0, 0)}
     return phased(costs, 1, Phases((0, 1, 2), kinds, stores, parallel=parallel))
 
 
@@ -228,7 +230,7 @@ def test_groups_in_turn_load_while_the_other_computes() -> None:
     12-15, computes to 20, stores to 21.
     """
     schedule = place(parallel=True)
-    work = schedule.kind == schedules.FORWARD
+    work = schedule.kind == schedule_types.FORWARD
     tasks = sorted(
         zip(
             schedule.stage[work].tolist(),
@@ -243,11 +245,11 @@ def test_groups_in_turn_load_while_the_other_computes() -> None:
 
 
 def test_stages_of_a_phase_work_together_unless_one_needs_the_other() -> None:
-    costs = schedules.Costs(ipus=(0, 1), forward=(10, 7), backward=(20, 30))
-    none = {schedules.FORWARD: (0, 0), schedules.BACKWARD: (0, 0)}
+    costs = schedule_types.Costs(ipus=(0, 1), forward=(10, 7), backward=(20, 30))
+    none = {schedule_types.FORWARD: (0, 0), schedule_types.BACKWARD: (0, 0)}
     apart = phased(costs, 1, Phases((0, 0), none, none))
     assert apart.total == 10 + 30
-    needs = frozenset({(schedules.FORWARD, 1, 0), (schedules.BACKWARD, 0, 1)})
+    needs = frozenset({(schedule_types.FORWARD, 1, 0), (schedule_types.BACKWARD, 0, 1)})
     assert phased(costs, 1, Phases((0, 0), none, none, needs)).total == 67
     assert phased(costs, 3, Phases((0, 0), none, none, needs)).total == 3 * 67
 
@@ -323,8 +325,8 @@ def test_accumulators_that_wait_are_reduced_one_after_another() -> None:
     batch = torch.randn(4, 16), torch.randn(4, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     executable = compile_step(model, batch, {}, options, optimizer, True)
-    assert all(body.task != schedules.REDUCE for body in executable.tree.bodies)
-    (update,) = (body for body in executable.tree.bodies if body.task == schedules.UPDATE)
+    assert all(body.task != schedule_types.REDUCE for body in executable.tree.bodies)
+    (update,) = (body for body in executable.tree.bodies if body.task == schedule_types.UPDATE)
     purposes = [str(step.purpose) for step in update.steps]
     assert purposes.count("all-reduce") == len(list(model.parameters()))
     first = purposes.index("all-reduce")

@@ -21,7 +21,7 @@ from ipu_exec.errors import warn_once
 from ipu_exec.machine import TARGETS
 from ipuscope import profiler
 from ipuscope.profiler.enums import Purpose
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms, schedule_types
 from ipuscope.profiler.timeline.phased_schedules import (
     Phases,
     pipelined_phases,
@@ -81,16 +81,16 @@ def test_weights_come_once_for_all_micro_batches_of_a_phase() -> None:
     for stage in range(LAYERS):
         weights = {f"layers.{stage}.weight", f"layers.{stage}.bias"}
         accumulators = {f"{name}/accumulator" for name in weights}
-        assert moved(executable, schedules.ENTER, stage, Purpose.REMOTE_LOAD) == weights
+        assert moved(executable, schedule_types.ENTER, stage, Purpose.REMOTE_LOAD) == weights
         # the last phase's backward follows its forward: its weights are there
         back = accumulators | (set() if stage >= 2 else weights)
-        assert moved(executable, schedules.RETURN, stage, Purpose.REMOTE_LOAD) == back
-        assert moved(executable, schedules.LEAVE, stage, Purpose.REMOTE_STORE) == accumulators
-        for task in (schedules.ENTER, schedules.RETURN, schedules.LEAVE):
+        assert moved(executable, schedule_types.RETURN, stage, Purpose.REMOTE_LOAD) == back
+        assert moved(executable, schedule_types.LEAVE, stage, Purpose.REMOTE_STORE) == accumulators
+        for task in (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE):
             assert tasks[task, stage] == 1
-        assert tasks[schedules.FORWARD, stage] == MICRO_BATCHES
+        assert tasks[schedule_types.FORWARD, stage] == MICRO_BATCHES
         loss_first = 1 + (stage == LAYERS - 1)  # its gradient needs nothing of what is recomputed
-        assert tasks[schedules.BACKWARD, stage] == loss_first * MICRO_BATCHES
+        assert tasks[schedule_types.BACKWARD, stage] == loss_first * MICRO_BATCHES
 
 
 def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> None:
@@ -98,15 +98,15 @@ def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> Non
     executable = compiled()
     entering = {0: "input.0", 1: "relu:0", 2: "relu_1:0", 3: "relu_2:0"}
     for stage, name in entering.items():
-        assert name in moved(executable, schedules.FORWARD, stage, Purpose.REMOTE_STORE)
+        assert name in moved(executable, schedule_types.FORWARD, stage, Purpose.REMOTE_STORE)
         # with the first body of the backward, be it recomputation or a gradient that needs none
-        again = moved(executable, schedules.RECOMPUTE, stage, Purpose.REMOTE_LOAD)
-        again |= moved(executable, schedules.BACKWARD, stage, Purpose.REMOTE_LOAD)
+        again = moved(executable, schedule_types.RECOMPUTE, stage, Purpose.REMOTE_LOAD)
+        again |= moved(executable, schedule_types.BACKWARD, stage, Purpose.REMOTE_LOAD)
         assert name in again and again <= {name, "input.1", "layers.2/gradient/mm:0"}
     # between phases: made on the last stage of the first, loaded by the first of the second
-    assert "relu_1:0" in moved(executable, schedules.FORWARD, 1, Purpose.REMOTE_STORE)
-    assert moved(executable, schedules.FORWARD, 2, Purpose.REMOTE_LOAD) == {"relu_1:0"}
-    assert not moved(executable, schedules.FORWARD, 1, Purpose.REMOTE_LOAD)
+    assert "relu_1:0" in moved(executable, schedule_types.FORWARD, 1, Purpose.REMOTE_STORE)
+    assert moved(executable, schedule_types.FORWARD, 2, Purpose.REMOTE_LOAD) == {"relu_1:0"}
+    assert not moved(executable, schedule_types.FORWARD, 1, Purpose.REMOTE_LOAD)
 
 
 def test_weights_are_on_the_chip_in_their_phase_only() -> None:
@@ -145,20 +145,20 @@ def test_the_closed_form_is_the_trace(
 ) -> None:
     forward, (enter, back, leave) = 10, moves
     count = stages * phases
-    costs = schedules.Costs(
+    costs = schedule_types.Costs(
         tuple(range(stages)) * phases, (forward,) * count, (backward,) * count if backward else ()
     )
-    kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    kinds = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
     once = {task: (cycles,) * count for task, cycles in zip(kinds, moves, strict=True)}
     of_stage = tuple(phase for phase in range(phases) for _ in range(stages))
     of_phases = Phases(of_stage, {}, {}, once=once)
     laid_out = pipelined_phases(costs, micro_batches, of_phases)
     assert pipelined_phases_total(costs, micro_batches, of_phases) == laid_out.total
-    assert laid_out.total == schedules.pipelined_phases_cycles(
+    assert laid_out.total == closed_forms.pipelined_phases_cycles(
         stages, phases, micro_batches, forward, backward, enter, back, leave
     )
     runs = phases * (2 if backward else 1)
-    assert len(laid_out.phases) == runs * schedules.phase_cycles(stages, micro_batches)
+    assert len(laid_out.phases) == runs * closed_forms.phase_cycles(stages, micro_batches)
     for ipu in range(stages):  # tasks tile each IPU's time
         here = laid_out.ipu == ipu
         start, end = laid_out.start[here], laid_out.end[here]
@@ -181,7 +181,7 @@ def test_many_micro_batches_take_what_all_of_them_laid_out_take(seed: int) -> No
         return tuple((stage, spent) for stage, spent in enumerate(cycles(most)) if spent % 2)
 
     overlapped = bool(seed % 2)
-    costs = schedules.Costs(
+    costs = schedule_types.Costs(
         ipus,
         cycles(50),
         cycles(90) if seed % 3 else (),
@@ -193,8 +193,8 @@ def test_many_micro_batches_take_what_all_of_them_laid_out_take(seed: int) -> No
         across=seed % 4 == 1,
         sync=int(random.integers(0, 5)),
     )
-    tasks = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
-    beside = (*schedules.LOADS_BESIDE.values(), *schedules.STORES_BESIDE.values())
+    tasks = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
+    beside = (*schedule_types.LOADS_BESIDE.values(), *schedule_types.STORES_BESIDE.values())
     facts = Phases(
         of_stage,
         {},
@@ -220,9 +220,9 @@ def test_many_micro_batches_take_what_all_of_them_laid_out_take(seed: int) -> No
 @pytest.mark.parametrize(
     "over",
     [
-        schedules.OverIoTiles(2, 3, 5, 4, 1, 1, 2),  # all of it beside computing
-        schedules.OverIoTiles(8, 9, 5, 30, 100, 70, 90),  # longer than what they are beside
-        schedules.OverIoTiles(load_backward=26, leave=40),
+        closed_forms.OverIoTiles(2, 3, 5, 4, 1, 1, 2),  # all of it beside computing
+        closed_forms.OverIoTiles(8, 9, 5, 30, 100, 70, 90),  # longer than what they are beside
+        closed_forms.OverIoTiles(load_backward=26, leave=40),
     ],
 )
 @pytest.mark.parametrize("backward", [0, 25])
@@ -231,22 +231,22 @@ def test_the_closed_form_over_io_tiles_is_the_trace(
     phases: int,
     micro_batches: int,
     once: tuple[int, int, int],
-    over: schedules.OverIoTiles,
+    over: closed_forms.OverIoTiles,
     backward: int,
 ) -> None:
     forward, count = 10, stages * phases
-    costs = schedules.Costs(
+    costs = schedule_types.Costs(
         tuple(range(stages)) * phases, (forward,) * count, (backward,) * count if backward else ()
     )
-    kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    kinds = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
     beside = {
-        schedules.LOAD_FORWARD: over.load_forward,
-        schedules.STORE_FORWARD: over.store_forward,
-        schedules.LOAD_BACKWARD: over.load_backward,
-        schedules.STORE_BACKWARD: over.store_backward,
-        schedules.LOAD_ENTER: over.enter,
-        schedules.LOAD_RETURN: over.back,
-        schedules.STORE_LEAVE: over.leave,
+        schedule_types.LOAD_FORWARD: over.load_forward,
+        schedule_types.STORE_FORWARD: over.store_forward,
+        schedule_types.LOAD_BACKWARD: over.load_backward,
+        schedule_types.STORE_BACKWARD: over.store_backward,
+        schedule_types.LOAD_ENTER: over.enter,
+        schedule_types.LOAD_RETURN: over.back,
+        schedule_types.STORE_LEAVE: over.leave,
     }
     facts = Phases(
         tuple(phase for phase in range(phases) for _ in range(stages)),
@@ -257,10 +257,10 @@ def test_the_closed_form_over_io_tiles_is_the_trace(
     )
     laid_out = pipelined_phases(costs, micro_batches, facts)
     assert pipelined_phases_total(costs, micro_batches, facts) == laid_out.total
-    assert laid_out.total == schedules.phases_over_io_tiles_cycles(
+    assert laid_out.total == closed_forms.phases_over_io_tiles_cycles(
         stages, phases, micro_batches, forward, backward, once, over
     )
-    aside = np.isin(laid_out.kind, schedules.BESIDE)
+    aside = np.isin(laid_out.kind, schedule_types.BESIDE)
     for ipu in range(stages):
         here = (laid_out.ipu == ipu) & ~aside  # tasks tile each IPU's time
         start, end = laid_out.start[here], laid_out.end[here]
@@ -287,12 +287,17 @@ def test_loads_over_io_tiles_are_beside_computing() -> None:
     schedule = executable.timeline.schedule
     for stage in range(LAYERS):
         weights = {f"layers.{stage}.weight", f"layers.{stage}.bias"}
-        assert moved(executable, schedules.LOAD_ENTER, stage, Purpose.REMOTE_LOAD) == weights
-        for task in (schedules.ENTER, schedules.FORWARD, schedules.RETURN, schedules.LEAVE):
+        assert moved(executable, schedule_types.LOAD_ENTER, stage, Purpose.REMOTE_LOAD) == weights
+        for task in (
+            schedule_types.ENTER,
+            schedule_types.FORWARD,
+            schedule_types.RETURN,
+            schedule_types.LEAVE,
+        ):
             assert not moved(executable, task, stage, Purpose.REMOTE_LOAD)
             assert not moved(executable, task, stage, Purpose.REMOTE_STORE)
-    second = (schedule.kind == schedules.LOAD_ENTER) & (schedule.stage >= 2)
-    works = np.isin(schedule.kind, (schedules.FORWARD,)) & (schedule.stage < 2)
+    second = (schedule.kind == schedule_types.LOAD_ENTER) & (schedule.stage >= 2)
+    works = np.isin(schedule.kind, (schedule_types.FORWARD,)) & (schedule.stage < 2)
     for begin in schedule.start[second]:  # the weights of phase 1 come while phase 0 computes
         assert ((schedule.start[works] <= begin) & (begin < schedule.end[works])).any()
 
@@ -343,9 +348,9 @@ def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:
     """With synthetic data and stages as slow as the slowest, no more than the closed form."""
     executable = compiled(change=lambda options: options.enableSyntheticData(True))
     costs, tree = executable.timeline.costs, executable.tree
-    ends = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    ends = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
     enter, back, leave = (max(tree.cycles(task, k) for k in range(LAYERS)) for task in ends)
-    most = schedules.pipelined_phases_cycles(
+    most = closed_forms.pipelined_phases_cycles(
         2,
         2,
         MICRO_BATCHES,
@@ -375,17 +380,17 @@ def test_a_phase_gathers_parts_of_weights_once() -> None:
         body.task
         for body in executable.tree.bodies
         for step in body.steps
-        if step.purpose is Purpose.ALL_GATHER and body.task != schedules.UPDATE
+        if step.purpose is Purpose.ALL_GATHER and body.task != schedule_types.UPDATE
     )
     # weights and biases of four stages forward, and again of the two that are not the last phase's
-    assert gathers == {schedules.ENTER: 8, schedules.RETURN: 4}
+    assert gathers == {schedule_types.ENTER: 8, schedule_types.RETURN: 4}
 
 
 def test_recomputation_can_be_left_out() -> None:
     """Everything the backward reads then waits in streaming memory."""
     executable = compiled(change=lambda options: options._Popart.set("autoRecomputation", 0))
-    assert not any(body.task == schedules.RECOMPUTE for body in executable.tree.bodies)
-    assert "relu:0" in moved(executable, schedules.FORWARD, 0, Purpose.REMOTE_STORE)
+    assert not any(body.task == schedule_types.RECOMPUTE for body in executable.tree.bodies)
+    assert "relu:0" in moved(executable, schedule_types.FORWARD, 0, Purpose.REMOTE_STORE)
 
 
 def test_numbers_are_those_without_phases() -> None:

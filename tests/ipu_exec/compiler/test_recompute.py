@@ -18,7 +18,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import pace
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 LAYERS = 5
 
@@ -67,7 +67,7 @@ def compiled(
 
 
 def ran_again(executable: Executable) -> list[str]:
-    bodies = executable.tree.all_of(0, schedules.RECOMPUTE)
+    bodies = executable.tree.all_of(0, schedule_types.RECOMPUTE)
     return [
         executable.graph.ops[op].name
         for body in bodies
@@ -109,10 +109,14 @@ def test_checkpoints_within_a_stage_leave_one_segment_at_a_time(pipelined):
 def test_segments_run_again_last_first_and_right_before_their_backward():
     executable = compiled(True, pipelined=True)
     turns = [
-        body.task for body in executable.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD)
+        body.task
+        for body in executable.tree.all_of(0, schedule_types.RECOMPUTE, schedule_types.BACKWARD)
     ]
     # what needs no activation comes first: nothing is recomputed before it is wanted
-    assert turns == [schedules.BACKWARD, *[schedules.RECOMPUTE, schedules.BACKWARD] * LAYERS]
+    assert turns == [
+        schedule_types.BACKWARD,
+        *[schedule_types.RECOMPUTE, schedule_types.BACKWARD] * LAYERS,
+    ]
     firsts = [name.split("/")[0] for name in ran_again(executable)]
     layers = [int(name.split(".")[1]) for name in firsts if name.startswith("wide.")]
     assert layers == sorted(layers, reverse=True) and len(set(layers)) == LAYERS
@@ -122,7 +126,7 @@ def test_every_operator_runs_again_once_at_most_and_the_trace_has_each_turn():
     executable = compiled(True, pipelined=True)
     names = [
         op
-        for body in executable.tree.all_of(0, schedules.RECOMPUTE)
+        for body in executable.tree.all_of(0, schedule_types.RECOMPUTE)
         for op in {step.op for step in body.steps}
     ]
     tanh = [
@@ -135,12 +139,12 @@ def test_every_operator_runs_again_once_at_most_and_the_trace_has_each_turn():
     )  # a restore is counted with the operator that made the tensor
     schedule = executable.timeline.schedule
     backward = (schedule.stage == 0) & np.isin(
-        schedule.kind, [schedules.RECOMPUTE, schedules.BACKWARD]
+        schedule.kind, [schedule_types.RECOMPUTE, schedule_types.BACKWARD]
     )
     turns = 2 * LAYERS + 1
     assert backward.sum() == turns * 4  # micro-batches
-    total = executable.tree.cycles(schedules.RECOMPUTE, 0) + executable.tree.cycles(
-        schedules.BACKWARD, 0
+    total = executable.tree.cycles(schedule_types.RECOMPUTE, 0) + executable.tree.cycles(
+        schedule_types.BACKWARD, 0
     )
     assert executable.timeline.costs.backward[0] == total
     assert int((schedule.end - schedule.start)[backward].sum()) == 4 * total
@@ -150,7 +154,7 @@ def test_every_operator_runs_again_once_at_most_and_the_trace_has_each_turn():
 
 def test_a_stashed_tensor_comes_back_right_before_its_first_use():
     executable = compiled(True, pipelined=True)
-    for body in executable.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD):
+    for body in executable.tree.all_of(0, schedule_types.RECOMPUTE, schedule_types.BACKWARD):
         for step, after in pairwise(body.steps):
             if step.name.endswith("/restore"):
                 storage = next(
@@ -165,7 +169,7 @@ def test_a_stashed_tensor_comes_back_right_before_its_first_use():
                 }
                 assert after.name.endswith("/restore") or after.op in users
     assert (
-        not executable.tree.of(schedules.FORWARD, 0).steps[-1].name.endswith("input.0/stash")
+        not executable.tree.of(schedule_types.FORWARD, 0).steps[-1].name.endswith("input.0/stash")
     )  # it went early
 
 

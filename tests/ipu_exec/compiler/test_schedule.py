@@ -11,8 +11,8 @@ from ipu_exec.compiler.placement.place import Transfer
 from ipu_exec.compiler.schedule import host_groups, phases_of, stage_costs, timeline
 from ipu_exec.enums import SyncPattern
 from ipuscope.profiler.enums import Direction
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import BACKWARD, FORWARD
+from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.schedule_types import BACKWARD, FORWARD
 from tests.ipu_exec.compiler.programs import body, placement, tree
 
 TRAINING = CompileOptions(training=True, micro_batches=4)
@@ -21,21 +21,21 @@ TRAINING = CompileOptions(training=True, micro_batches=4)
 def two_stages():
     """Stage 0 recomputes; both have two bodies of some task on their IPU."""
     return tree(
-        body(schedules.STREAM_IN, 0, 0, 3, 4),
-        body(schedules.FORWARD, 0, 0, 10, 20),
-        body(schedules.RECOMPUTE, 0, 0, 5),
-        body(schedules.BACKWARD, 0, 0, 40),
-        body(schedules.COPY, 0, -1, 8),
-        body(schedules.SYNC, 0, -1, 600),
-        body(schedules.REDUCE, 0, -1, 90),
-        body(schedules.UPDATE, 0, -1, 7, 6),
-        body(schedules.FORWARD, 1, 1, 25, 1, loops=(Loop(0, 1, 2),)),
-        body(schedules.BACKWARD, 1, 1, 44),
-        body(schedules.STREAM_OUT, 1, 1, 9),
-        body(schedules.COPY, 1, -1, 8),
-        body(schedules.SYNC, 1, -1, 600),
-        body(schedules.REDUCE, 1, -1, 80),
-        body(schedules.UPDATE, 1, -1, 11),
+        body(schedule_types.STREAM_IN, 0, 0, 3, 4),
+        body(schedule_types.FORWARD, 0, 0, 10, 20),
+        body(schedule_types.RECOMPUTE, 0, 0, 5),
+        body(schedule_types.BACKWARD, 0, 0, 40),
+        body(schedule_types.COPY, 0, -1, 8),
+        body(schedule_types.SYNC, 0, -1, 600),
+        body(schedule_types.REDUCE, 0, -1, 90),
+        body(schedule_types.UPDATE, 0, -1, 7, 6),
+        body(schedule_types.FORWARD, 1, 1, 25, 1, loops=(Loop(0, 1, 2),)),
+        body(schedule_types.BACKWARD, 1, 1, 44),
+        body(schedule_types.STREAM_OUT, 1, 1, 9),
+        body(schedule_types.COPY, 1, -1, 8),
+        body(schedule_types.SYNC, 1, -1, 600),
+        body(schedule_types.REDUCE, 1, -1, 80),
+        body(schedule_types.UPDATE, 1, -1, 11),
     )
 
 
@@ -57,7 +57,9 @@ def test_costs_of_a_stage_are_the_sums_of_its_bodies() -> None:
 
 
 def test_what_no_ipu_does_costs_nothing_and_inference_has_no_backward() -> None:
-    forward = tree(body(schedules.FORWARD, 0, 0, 10), body(schedules.LOAD, 0, 0, 2), across=True)
+    forward = tree(
+        body(schedule_types.FORWARD, 0, 0, 10), body(schedule_types.LOAD, 0, 0, 2), across=True
+    )
     options = CompileOptions(
         training=False, output_mode=OutputMode.Final, sync_pattern=SyncPattern.SinglePipeline
     )
@@ -93,10 +95,10 @@ def test_a_stage_of_a_phase_needs_what_other_stages_of_the_phase_send_it() -> No
     facts = phases_of(
         four,
         tree(
-            body(schedules.ENTER, 1, 1, 70),
-            body(schedules.RETURN, 2, 2, 80),
-            body(schedules.LEAVE, 3, 3, 90),
-            body(schedules.LOADS_BESIDE[FORWARD], 0, 0, 50),
+            body(schedule_types.ENTER, 1, 1, 70),
+            body(schedule_types.RETURN, 2, 2, 80),
+            body(schedule_types.LEAVE, 3, 3, 90),
+            body(schedule_types.LOADS_BESIDE[FORWARD], 0, 0, 50),
             loads={(FORWARD, 0): 5, (BACKWARD, 2): 6},
             stores={(FORWARD, 3): 7},
         ),
@@ -112,12 +114,12 @@ def test_a_stage_of_a_phase_needs_what_other_stages_of_the_phase_send_it() -> No
     assert facts.load == {FORWARD: (5, 0, 0, 0), BACKWARD: (0, 0, 6, 0)}
     assert facts.store == {FORWARD: (0, 0, 0, 7), BACKWARD: (0, 0, 0, 0)}
     assert facts.once == {
-        schedules.ENTER: (0, 70, 0, 0),
-        schedules.RETURN: (0, 0, 80, 0),
-        schedules.LEAVE: (0, 0, 0, 90),
+        schedule_types.ENTER: (0, 70, 0, 0),
+        schedule_types.RETURN: (0, 0, 80, 0),
+        schedule_types.LEAVE: (0, 0, 0, 90),
     }
     beside = {task: cycles for task, cycles in facts.beside.items() if any(cycles)}
-    assert beside == {schedules.LOADS_BESIDE[FORWARD]: (50, 0, 0, 0)}
+    assert beside == {schedule_types.LOADS_BESIDE[FORWARD]: (50, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -165,11 +167,11 @@ def test_the_recomputation_of_a_backward_comes_before_it() -> None:
 
 def test_a_stage_whose_backward_is_in_two_turns_runs_them_in_turn() -> None:
     program = tree(
-        body(schedules.FORWARD, 0, 0, 10),
-        body(schedules.RECOMPUTE, 0, 0, 1),
-        body(schedules.BACKWARD, 0, 0, 2),
-        body(schedules.RECOMPUTE, 0, 0, 3),
-        body(schedules.BACKWARD, 0, 0, 4),
+        body(schedule_types.FORWARD, 0, 0, 10),
+        body(schedule_types.RECOMPUTE, 0, 0, 1),
+        body(schedule_types.BACKWARD, 0, 0, 2),
+        body(schedule_types.RECOMPUTE, 0, 0, 3),
+        body(schedule_types.BACKWARD, 0, 0, 4),
     )
     laid = timeline(placement(0, pipelined=False), program, CompileOptions(training=True))
     ran = [laid.bodies[number].cycles for number in laid.trace.task_body]
@@ -177,8 +179,8 @@ def test_a_stage_whose_backward_is_in_two_turns_runs_them_in_turn() -> None:
 
 
 def test_rows_of_bodies_have_each_step_as_often_and_when_it_runs() -> None:
-    looping = body(schedules.FORWARD, 0, 0, 3, 5, 7, loops=(Loop(0, 2, 2),))
-    program = tree(body(schedules.STREAM_IN, 0, 0, 1, 1), looping)
+    looping = body(schedule_types.FORWARD, 0, 0, 3, 5, 7, loops=(Loop(0, 2, 2),))
+    program = tree(body(schedule_types.STREAM_IN, 0, 0, 1, 1), looping)
     options = CompileOptions(training=False, iterations=6)
     laid = timeline(placement(0, pipelined=False), program, options)
     stream, forward, waits = laid.bodies
@@ -218,11 +220,11 @@ def test_pipelined_stages_work_at_once_and_sharded_ones_in_turn() -> None:
 
 def test_a_phase_runs_its_backward_whole() -> None:
     program = tree(
-        body(schedules.FORWARD, 0, 0, 10),
-        body(schedules.BACKWARD, 0, 0, 40),
-        body(schedules.SYNC, 0, -1, 600),
-        body(schedules.FORWARD, 0, 1, 20),
-        body(schedules.BACKWARD, 0, 1, 50),
+        body(schedule_types.FORWARD, 0, 0, 10),
+        body(schedule_types.BACKWARD, 0, 0, 40),
+        body(schedule_types.SYNC, 0, -1, 600),
+        body(schedule_types.FORWARD, 0, 1, 20),
+        body(schedule_types.BACKWARD, 0, 1, 50),
         stores={(FORWARD, 0): 4},
     )
     laid = timeline(

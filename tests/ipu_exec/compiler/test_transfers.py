@@ -14,7 +14,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from tests.models import Mlp
 
 CLOCK = 1.33e9
@@ -57,7 +57,7 @@ def cycles_of_stream(latency: float, nbytes: int, rate: float = 5.5e9) -> int:
 
 
 def test_inputs_come_after_the_hosts_latency_at_its_rate(two: Executable) -> None:
-    stream = the_body(two, schedules.STREAM_IN, 0)
+    stream = the_body(two, schedule_types.STREAM_IN, 0)
     begin, mid, end = stream.steps
     assert (begin.type, mid.type, end.type) == (
         records.STREAM_COPY_BEGIN,
@@ -77,7 +77,7 @@ def test_inputs_come_after_the_hosts_latency_at_its_rate(two: Executable) -> Non
 
 
 def test_outputs_leave_from_the_stage_that_makes_them(two: Executable) -> None:
-    stream = the_body(two, schedules.STREAM_OUT, 1)
+    stream = the_body(two, schedule_types.STREAM_OUT, 1)
     mid = stream.steps[1]
     out, loss = ACTIVATION, 4
     assert mid.cycles == cycles_of_stream(9e-6, out + loss)
@@ -90,20 +90,20 @@ def test_outputs_leave_from_the_stage_that_makes_them(two: Executable) -> None:
     assert (stream.stage, stream.name) == (1, "stage 1 outputs to host")
     assert mid.name.startswith("copyToHost/")
     # the labels come to the last stage
-    assert the_body(two, schedules.STREAM_IN, 1).steps[1].cycles == 12_218
+    assert the_body(two, schedule_types.STREAM_IN, 1).steps[1].cycles == 12_218
 
 
 def test_micro_batches_that_the_host_has_ready_come_without_latency() -> None:
     opts = options()
     opts._Popart.set("defaultBufferingDepth", 2)
     executable = compiled(opts)
-    mid = the_body(executable, schedules.STREAM_IN, 0).steps[1]
+    mid = the_body(executable, schedule_types.STREAM_IN, 0).steps[1]
     assert mid.cycles == cycles_of_stream(0, ACTIVATION) == 248
 
 
 def test_copies_between_ipus_go_both_ways_at_once(two: Executable) -> None:
     for ipu in (0, 1):
-        body = the_body(two, schedules.COPY, ipu)
+        body = the_body(two, schedule_types.COPY, ipu)
         (copy,) = body.steps
         assert copy.type == records.GLOBAL_EXCHANGE
         # 0.7 us, and an activation out while a gradient comes: 1024 bytes at 55 GB/s
@@ -120,7 +120,7 @@ def test_copies_between_ipus_go_both_ways_at_once(two: Executable) -> None:
 
 def test_the_ipu_between_two_copies_to_both(two: Executable) -> None:
     executable = compiled(options(3), 3)
-    (middle,) = the_body(executable, schedules.COPY, 1).steps
+    (middle,) = the_body(executable, schedule_types.COPY, 1).steps
     assert middle.name == "copies of IPU 1 with IPU 0 and 2"
     assert summed(middle) == (2 * ACTIVATION, 2 * ACTIVATION)
     assert middle.cycles == ceil(0.7e-6 * CLOCK + 2 * ACTIVATION / 55e9 * CLOCK)
@@ -128,7 +128,7 @@ def test_the_ipu_between_two_copies_to_both(two: Executable) -> None:
 
 def test_one_ipu_copies_to_none() -> None:
     executable = compiled(options(1), 1)
-    assert not [b for b in executable.tree.bodies if b.task == schedules.COPY]
+    assert not [b for b in executable.tree.bodies if b.task == schedule_types.COPY]
 
 
 def test_state_off_the_chip_comes_and_goes_at_the_rate_of_streaming_memory() -> None:
@@ -136,7 +136,7 @@ def test_state_off_the_chip_comes_and_goes_at_the_rate_of_streaming_memory() -> 
     place = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
     opts.TensorLocations.setOptimizerLocation(place.minElementsForOffChip(100))
     executable = compiled(opts)
-    update = the_body(executable, schedules.UPDATE, 0)
+    update = the_body(executable, schedule_types.UPDATE, 0)
     state = 2 * WIDTH * WIDTH * 4  # both moments of the weight; the bias has 64 elements
     mids = {
         purpose: [

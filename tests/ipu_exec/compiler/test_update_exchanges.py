@@ -19,7 +19,7 @@ from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 from tests.models import Mlp
 
 STAGES, SCALAR = 3, 4  # stages; bytes of a norm
@@ -56,7 +56,7 @@ def clipped() -> Executable:
 
 def updates(executable: Executable) -> list[Body]:
     return sorted(
-        (body for body in executable.tree.bodies if body.task == schedules.UPDATE),
+        (body for body in executable.tree.bodies if body.task == schedule_types.UPDATE),
         key=lambda body: body.ipu,
     )
 
@@ -123,7 +123,7 @@ def test_updates_that_would_wait_for_each_other_forever_do_not_wait() -> None:
             for move in (comes, goes)
         ]
         steps = [sync, exchanges[0], sync, exchanges[1]]
-        return BodyBuilder(f"IPU {ipu}", ipu, -1, schedules.UPDATE, steps)
+        return BodyBuilder(f"IPU {ipu}", ipu, -1, schedule_types.UPDATE, steps)
 
     bodies = [body(0, 1), body(1, 0)]
     wait_for_senders(bodies)

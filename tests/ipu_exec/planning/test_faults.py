@@ -16,7 +16,7 @@ from ipu_exec import machine
 from ipu_exec.errors import Error
 from ipu_exec.planning import engine
 from ipu_exec.planning.first_call_plan import Asked, plan_call
-from ipuscope.planner.mappings.compile_search import INTERRUPTED
+from ipuscope.planner.mappings.search_state import INTERRUPTED
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
 

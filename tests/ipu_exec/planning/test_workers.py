@@ -16,7 +16,7 @@ from benchmarks.plan.brute_force import Case
 from ipu_exec.errors import Error
 from ipu_exec.planning.workers import Cluster, Here, Known, Processes, Task
 from ipuscope.planner.mappings import Plan
-from ipuscope.planner.mappings.compile_search import EngineLost
+from ipuscope.planner.mappings.search_state import EngineLost
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
 

@@ -12,7 +12,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.base import topology
 from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import schedule_types
 
 
 def test_copies_between_boards_are_as_slow_as_their_links() -> None:
@@ -48,7 +48,7 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
     for ipu, kind, start, end in zip(
         schedule.ipu, schedule.kind, schedule.start, schedule.end, strict=True
     ):
-        if kind == schedules.COPY:
+        if kind == schedule_types.COPY:
             copies[int(ipu)].add(int(end - start))
     # At the ends 8,200 bytes come over a board's link; between, 400 cycles of a slow link and 100
     # of a fast one.

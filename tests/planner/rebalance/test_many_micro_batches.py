@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, laid_out, what_if
 from ipuscope.profiler import open_report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
 from tests.synthetic import synthetic_profile
 
 
@@ -34,7 +34,7 @@ def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
     def some(most: int = 1000) -> tuple[int, ...]:
         return tuple(random.integers(0, most, stages).tolist())
 
-    costs = schedules.Costs(
+    costs = schedule_types.Costs(
         ipus=tuple(random.integers(0, stages, stages).tolist()),
         forward=some(),
         backward=some() if training else (),
@@ -56,11 +56,11 @@ def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
     assert total == every.total
     assert len(shown.phases) < len(every.phases)
     if pipelined:
-        for count in (whole, least, schedules.pipeline_stages(stages, training)):
+        for count in (whole, least, closed_forms.pipeline_stages(stages, training)):
             assert schedules.lengths(costs, count) == lengths_as_laid_out(costs, count)
 
 
-def lengths_as_laid_out(costs: schedules.Costs, micro_batches: int) -> schedules.Lengths:
+def lengths_as_laid_out(costs: schedule_types.Costs, micro_batches: int) -> schedules.Lengths:
     schedule = schedules.pipelined(costs, micro_batches)
     cycles: dict[str, list[int]] = {}
     for phase, start, end in zip(

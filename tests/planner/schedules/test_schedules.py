@@ -21,8 +21,8 @@ from ipuscope.planner.schedules.actions import (
 )
 from ipuscope.planner.schedules.generators import KINDS
 from ipuscope.planner.schedules.simulation import Work, free, in_steps, span
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import Costs
+from ipuscope.profiler.timeline import schedule_types, schedules
+from ipuscope.profiler.timeline.schedule_types import Costs
 
 RANKS, COUNTS, CHUNKS = (1, 2, 3, 4, 8), (1, 2, 4, 8, 12, 16, 24), (1, 2, 3)
 BY_RANK = {
@@ -184,7 +184,7 @@ def test_a_free_ipu_waits_for_what_it_reads_and_for_the_link() -> None:
     )
     work = Work(Costs((0, 1), (1, 1), (2, 2)), (0, 0), (10, 0), (0, 3))
     laid_out = free(ActionSchedule("by hand", ranks), work)
-    works = np.isin(laid_out.kind, (schedules.FORWARD, schedules.BACKWARD))
+    works = np.isin(laid_out.kind, (schedule_types.FORWARD, schedule_types.BACKWARD))
     last = works & (laid_out.ipu == 1)
     # the first copy is through at 11, the second follows it on the link: 21
     assert laid_out.start[last].tolist() == [11, 12, 21, 22]

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from ipuscope import profiler
 from ipuscope.profiler.analysis import critical_path as critical
-from ipuscope.profiler.timeline import schedules
-from ipuscope.profiler.timeline.schedules import BESIDE, IDLE, Costs
+from ipuscope.profiler.timeline import schedule_types, schedules
+from ipuscope.profiler.timeline.schedule_types import BESIDE, IDLE, Costs
 from tests.synthetic import synthetic_profile
 
 
-def rank_of(schedule: schedules.Schedule) -> np.ndarray:
+def rank_of(schedule: schedule_types.Schedule) -> np.ndarray:
     """The rank of each task, as `critical.chain` expects it."""
     return np.where(schedule.kind == IDLE, 2, np.where(np.isin(schedule.kind, BESIDE), 1, 0))
 
 
-def chain_of(schedule: schedules.Schedule) -> critical.Chain:
+def chain_of(schedule: schedule_types.Schedule) -> critical.Chain:
     total = int(schedule.end.max())
     return critical.chain(schedule.ipu, schedule.start, schedule.end, rank_of(schedule), total)
 
@@ -85,11 +85,11 @@ def test_a_stage_that_is_not_on_the_path_may_be_shortened_for_nothing(
         for k, s in zip(schedule.kind[path.task], schedule.stage[path.task], strict=True)
     }
     forward = [
-        f if (schedules.FORWARD, k) in on_it else chance.randint(0, f)
+        f if (schedule_types.FORWARD, k) in on_it else chance.randint(0, f)
         for k, f in enumerate(some.forward)
     ]
     backward = [
-        b if (schedules.BACKWARD, k) in on_it else chance.randint(1, b)
+        b if (schedule_types.BACKWARD, k) in on_it else chance.randint(1, b)
         for k, b in enumerate(some.backward)
     ]
     cheaper = replace(some, forward=tuple(forward), backward=tuple(backward))

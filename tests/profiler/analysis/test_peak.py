@@ -15,8 +15,8 @@ from ipuscope.profiler import ProfileWriter, Report, analysis, open_report
 from ipuscope.profiler.analysis import facts, peak
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
-from ipuscope.profiler.report import migrate
 from ipuscope.reports.cli import main
+from tests.synthetic import tile_memory
 
 _PRODUCT, _COPY, _MORE = range(3)  # compute sets
 
@@ -100,7 +100,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
         writer.meta(kind="training", model="By hand", micro_batch=1, state="executed")
         writer.add([target, stage, root, *programs, *ops, *sets, *kinds, *uses, *steps, *bodies])
         with open_report(writer.publish()) as report:
-            writer.add(migrate.tile_memory(report))
+            writer.add(tile_memory(report))
         writer.add([records.Trace(0, 1, 1000, *columns), *cycles_of])
         writer.add([records.Run(0, "run", 0, 0, 0, 1)])
         writer.publish()

@@ -10,7 +10,7 @@ import pytest
 
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import pipeline
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.reports.cli.pipeline import _why
 from tests.synthetic import synthetic_profile
 
@@ -26,7 +26,7 @@ def test_the_slot_bubble_is_its_closed_form(tmp_path: Path, ipus: int, micro_bat
         synthetic_profile(tmp_path / "profile.pop", ipus=ipus, micro_batches=micro_batches)
     )
     bubble = pipeline.bubble(report)
-    assert bubble.slot_measured == pytest.approx(schedules.slot_bubble(ipus, micro_batches))
+    assert bubble.slot_measured == pytest.approx(closed_forms.slot_bubble(ipus, micro_batches))
     assert bubble.slot_closed_form == pytest.approx(bubble.slot_measured)
     assert bubble.micro_batches == micro_batches
 
@@ -39,7 +39,7 @@ def test_the_time_bubble_is_what_stages_ramps_and_transfers_leave(report: Report
     assert bubble.time_measured == pytest.approx(1 - work / (4 * cycles["cycles"].sum()))
     # Without transfers it would be the closed form's: the worked example's way, from the stages'
     # own cycles.
-    exact = schedules.training_cycles(
+    exact = closed_forms.training_cycles(
         stages["forward_cycles"].tolist(), stages["backward_cycles"].tolist(), 10
     )
     assert bubble.time_of_stages == pytest.approx(1 - work / (4 * exact))

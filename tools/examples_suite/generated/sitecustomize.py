@@ -6,6 +6,7 @@ Names of old libraries that the applications still use are put back.
 from __future__ import annotations
 
 import sys
+import typing
 from importlib.machinery import ModuleSpec
 from typing import Any
 from unittest import mock
@@ -17,6 +18,8 @@ from PIL import ImageOps
 from ipu_exec.base import on_import
 
 _SAMPLES = 60_000
+_MOLECULES = 130_831  # as many as QM9 has, of which so many differ:
+_DIFFERENT = 1000
 _PICTURES = {
     "MNIST": ((28, 28), 10),
     "FashionMNIST": ((28, 28), 10),
@@ -66,7 +69,7 @@ def _graphs() -> None:
     def small(columns: int, classes: int, task: str = "graph") -> Any:
         def dataset(*_: object, **words: Any) -> Any:
             keep = {key: words[key] for key in ("transform", "pre_transform") if key in words}
-            return fake(1000, 20, 4, columns, 0, classes, task, **keep)
+            return fake(_DIFFERENT, 20, 4, columns, 0, classes, task, **keep)
 
         return dataset
 
@@ -98,6 +101,7 @@ def _molecules(dataset: Any, transform: Any) -> Any:
     dataset._data_list = None
     dataset.data, dataset.slices = dataset.collate(graphs)
     dataset.transform = transform
+    dataset._indices = [number % len(graphs) for number in range(_MOLECULES)]
     return dataset
 
 
@@ -133,6 +137,18 @@ def _old_names() -> None:
             setattr(np, name, kind)
     posterize = ImageOps.posterize  # which took no bits at all
     ImageOps.posterize = lambda image, bits: posterize(image, max(1, bits))
+    fx = vars(sys.modules["torch.fx._symbolic_trace"])
+    fx.update({name: getattr(typing, name) for name in typing.__all__ if name not in fx})
+
+
+def _lightning_1() -> None:
+    """Names and hooks of Lightning 1; those at the end of an epoch are not called."""
+    lightning = "pytorch_lightning"
+    sys.modules[f"{lightning}.utilities.distributed"] = sys.modules[
+        f"{lightning}.utilities.rank_zero"
+    ]
+    checks = vars(sys.modules[f"{lightning}.trainer.configuration_validator"])
+    checks["__verify_train_val_loop_configuration"] = lambda *_: None
 
 
 def _without_sound() -> None:
@@ -144,5 +160,6 @@ def _without_sound() -> None:
 _without_sound()
 _old_names()
 _samplers()
+on_import.after("pytorch_lightning", _lightning_1)
 on_import.after("torchvision.datasets", _pictures)
 on_import.after("torch_geometric.datasets", _graphs)

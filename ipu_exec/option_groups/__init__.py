@@ -1,0 +1,1 @@
+"""What `ipu_exec.options` is made of: groups of options, and where options come from."""

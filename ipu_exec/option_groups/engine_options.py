@@ -1,0 +1,66 @@
+"""Poplar's engine options: what of them asks for a profile, and which are not honoured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ipu_exec.errors import UsageError
+from ipu_exec.option_groups.environment import ENGINE_OPTIONS_VARIABLE
+from ipuscope.profiler.file import from_json
+
+DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
+# The same for Poplar's engine options: the value that is modelled, and what happens instead.
+_ENGINE_NOT_HONOURED = {
+    "opt.internalExchangeOptimisationTarget": (
+        "cycles",
+        "exchanges are those that take the fewest cycles, so code of exchanges may be more here",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Profiling:
+    """The autoReport settings: whether to write a profile, where, and how many runs it contains."""
+
+    enabled: bool
+    directory: Path
+    execution: bool  # runs too, not only what was compiled
+    run_count: int
+    debug_info: bool = False  # debug.cbor beside it
+
+
+def engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Poplar's engine options in an environment. UsageError where they are no JSON object."""
+    text = environment.get(ENGINE_OPTIONS_VARIABLE, "").strip()
+    try:
+        options = from_json.loads(text or "{}")
+    except ValueError as error:
+        raise UsageError(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
+    if not isinstance(options, dict):
+        raise UsageError(
+            f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not'
+            f" {text!r}"
+        )
+    return options
+
+
+def warn_of_engine_options(engine: Mapping[str, Any]) -> None:
+    """Warn of each option that is set to what is not modelled."""
+    for name, (modelled, instead) in _ENGINE_NOT_HONOURED.items():
+        if str(engine.get(name, modelled)).lower() != modelled:
+            warnings.warn(
+                f"the engine option {name} is recorded in the profile, but not honoured: {instead}",
+                stacklevel=2,  # said once, whoever asks for the options
+            )
+
+
+def engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
+    """An engine option that is "true" or "false". UsageError for anything else."""
+    value = str(engine.get(name, default)).lower()
+    if value not in ("true", "false"):
+        raise UsageError(f'{name} is "true" or "false", not {value!r}')
+    return value == "true"

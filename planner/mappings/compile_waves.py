@@ -1,0 +1,279 @@
+"""Which compiles come next: waves of costs, each of neighbours of what is near the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ipuscope.planner.mappings.mapping import Key
+from ipuscope.planner.mappings.mapping_search import (
+    free_in_parts,
+    look_into,
+)
+from ipuscope.planner.mappings.plan import Candidate
+from ipuscope.planner.mappings.priced import Place, Priced, lacking, places
+from ipuscope.planner.mappings.question import PARTS, Question
+from ipuscope.planner.mappings.search_state import State, split_at, too_late
+from ipuscope.profiler.units import per_second
+
+MOST_IN_PARTS = 6  # compiles of optimiser state in parts
+_A_WAVE = 3  # of them at a time
+_NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
+# of a key
+_RESPECTS = ("micro_batch", "proportion", "shards", "keeps", "in_parts", "accumulates")
+
+
+def price(state: State, keys: Sequence[Key]) -> None:
+    """Compile for the costs of these keys, and look into what they give, in their order."""
+    if keys and not too_late(state, keys):
+        results = state.engine.price(keys)
+        foresee(state, keys)
+        look_at(state, keys, results)
+
+
+def look_at(state: State, keys: Sequence[Key], results: Iterable[Priced | str]) -> None:
+    """Look into costs as they come, in their order, until time is up."""
+    for number, (key, result) in enumerate(zip(keys, results, strict=True)):
+        state.done += 1
+        state.tried.add(key)
+        if isinstance(result, str):
+            state.left_out.append(f"{key}: {result}")
+            state.tell(str(key))
+            continue
+        same = next((one for one in state.priced.values() if _equal(one, result)), None)
+        if same is not None:
+            state.equal[key] = same.key
+            state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
+            continue
+        state.priced[key] = result
+        _look(state, result)
+        foresee(state, keys)
+        if too_late(state, keys[number + 1 :]):
+            return
+
+
+def _equal(one: Priced, other: Priced) -> bool:
+    """Whether two memory proportions give the same costs."""
+    if replace(one.key, proportion=0.0) != replace(other.key, proportion=0.0):
+        return False
+    pairs = [
+        (getattr(one.costs.cycles, name), getattr(other.costs.cycles, name))
+        for name in ("forward", "backward", "update")
+    ]
+    pairs += [
+        (getattr(one.costs.memory, name), getattr(other.costs.memory, name))
+        for name in ("always", "peak", "peak_interleaved", "saved")
+    ]
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _look(state: State, priced: Priced) -> None:
+    state.some = priced.costs
+    state.tell(str(priced.key))
+
+    def told(candidate: Candidate) -> None:
+        if any(candidate.mapping == one.mapping for one in state.candidates):
+            return
+        state.candidates.append(candidate)
+        state.tell(str(priced.key))
+
+    engine = state.engine
+    outcome = look_into(priced, state.question, engine.rings, state.best, told, each=engine.each)
+    state.found[priced.key] = outcome
+    state.open_rate = max(state.open_rate, outcome.open_rate)
+
+
+def first_wave(question: Question, keys: Sequence[Key]) -> list[Key]:
+    """What is compiled before anything is known: all that was asked for, or the script's own."""
+    wave = [key for key in keys if key.accumulates]
+    for name, values in _suggested(question).items():
+        wave = [key for key in wave if getattr(key, name) == values[0]]
+    return wave
+
+
+def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
+    """Values, the script's own first, of what nobody asked for, by its name in a key."""
+    values: dict[str, tuple[float, ...]] = {
+        "micro_batch": question.micro_batches,
+        "proportion": question.proportions,
+        "shards": question.shards,
+        "keeps": question.keeps,
+    }
+    return {name: values[name] for name in (*question.suggested, "keeps")}
+
+
+def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key]], None]) -> None:
+    """Compile for what was suggested, not asked for: neighbours of what is near the best so far.
+
+    A neighbour differs in one respect, by one step of the values that are tried. ``price``
+    compiles for costs and looks into them.
+    """
+    several = [key for key in keys if key.accumulates]
+    while not state.stopped:
+        wave = _beside(state, several, [key for key in state.tried if _is_near(state, key)])
+        if not wave:
+            break
+        state.wanted += len(wave)
+        price(state, wave)
+    left = [key for key in several if key not in state.tried]
+    if left:
+        why = (
+            "there was no time for them"
+            if state.stopped
+            else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
+            " --micro-batches and --proportions try what they name"
+        )
+        state.left_out.append(f"{len(left)} more ({_some(left)}): {why}")
+
+
+def _beside(state: State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]:
+    """Keys that nobody tried, next to one of these."""
+    return [
+        key
+        for key in keys
+        if key.accumulates
+        and key not in state.tried
+        and any(_are_neighbours(state.question, key, one) for one in near)
+    ]
+
+
+def foresee(state: State, wave: Sequence[Key]) -> None:
+    """Tell the engine what is likely asked for behind this wave; it may begin it.
+
+    Neighbours of what is near the best, as long as that stays the best; then what leads, in full.
+    Whatever else comes first is next to the best found, so that its neighbours are asked for.
+    """
+    if state.late():
+        state.engine.ahead((), ())
+        return
+    near = [key for key in state.tried if _is_near(state, key)] or list(wave)
+    found = sorted(near, key=lambda key: _quickest_of(state, key), reverse=True)
+    next_to = [key for key in _beside(state, state.keys, found) if key not in wave]
+    leader = state.best
+    settled = leader is None or leader.own or leader.obtained is not None
+    state.engine.ahead(next_to, () if settled or leader is None else (leader.mapping,))
+
+
+def _are_neighbours(question: Question, key: Key, other: Key) -> bool:
+    """Whether they differ by one step of one suggested respect."""
+    steps = 0
+    for name, values in _suggested(question).items():
+        ladder = sorted(set(values))
+        mine, its = (ladder.index(getattr(one, name)) for one in (key, other))
+        steps += abs(mine - its)
+    respects = _suggested(question)
+    apart = [name for name in _RESPECTS if getattr(key, name) != getattr(other, name)]
+    return steps == 1 and all(name in respects for name in apart)
+
+
+def _is_near(state: State, key: Key) -> bool:
+    """Whether the best mapping of these costs is near the best that was found by search."""
+    found = [one for one in state.candidates if one.runs and not one.own]
+    best = max((state.quick(one) for one in found), default=0.0)
+    return _quickest_of(state, key) >= _NEAR * best
+
+
+def _quickest_of(state: State, key: Key) -> float:
+    """How quick the best mapping is that was found by search with these costs; 0: none."""
+    found = [one for one in state.candidates if one.runs and not one.own]
+    return max((state.quick(one) for one in found if one.mapping.key == key), default=0.0)
+
+
+def at_once(state: State, keys: Sequence[Key]) -> None:
+    """Compile for mappings without accumulation, where a replica is one stage, unless ruled out.
+
+    All Blocks have to fit one IPU, without accumulators.
+    """
+    if state.stopped:
+        return
+    wave = [key for key in keys if not _lacks_at_once(state, key)]
+    hopeless = [key for key in keys if key not in wave]
+    if hopeless:
+        state.left_out.append(
+            f"{len(hopeless)} without accumulation ({_some(hopeless)}): a replica is one stage"
+            " then, and the whole model does not fit an IPU"
+        )
+    state.wanted += len(wave)
+    price(state, wave)
+
+
+def _lacks_at_once(state: State, key: Key) -> bool:
+    """Whether a smaller or equal micro-batch does not fit one IPU, even without accumulators."""
+    for tried in (*state.priced, *state.equal):
+        smaller = tried.micro_batch <= key.micro_batch and tried.shards == key.shards
+        if not smaller or tried.in_parts or tried.proportion != key.proportion:
+            continue
+        one = state.priced[state.equal.get(tried, tried)]
+        costs = one.costs
+        each = costs.gradients[:, None] // costs.machine.tiles
+        always = np.maximum(0, costs.memory.always - each)
+        alone = replace(costs, memory=replace(costs.memory, always=always))
+        if one.key not in state.alone:
+            place = Place(replace(one, costs=alone), (0,), 1, 1)
+            state.alone[one.key] = lacking(place) <= 0 and split_at(state, place) is not None
+        return not state.alone[one.key]
+    return False
+
+
+def _some(keys: Sequence[Key]) -> str:
+    """The first of these in words."""
+    return "; ".join(map(str, keys[:3])) + ("; ..." if len(keys) > 3 else "")
+
+
+def in_parts_too(state: State) -> None:
+    """Compile with optimiser state in parts, where that could be best; what is left stays open."""
+    question, fixed = state.question, state.question.fixed.get(PARTS)
+    if not question.training or fixed is False:
+        return
+    for _ in range(MOST_IN_PARTS // _A_WAVE):
+        wave = _promising(state)[:_A_WAVE]
+        if not wave or state.late():
+            break
+        state.wanted += len(wave)
+        price(state, [key for _, key in wave])
+    left = _promising(state)
+    if left:
+        state.open_rate = max(state.open_rate, left[0][0])
+        state.left_out.append(
+            f"{len(left)} ways to keep state in parts ({_some([key for _, key in left])}): at the"
+            f" most {per_second(left[0][0])} samples/s"
+        )
+
+
+def _promising(state: State) -> list[tuple[float, Key]]:
+    """Keys with state in parts that may win, by the samples a second that they may reach."""
+    if state.question.objective != "throughput":
+        return []
+    known = [
+        (priced, replicas)
+        for key, priced in state.priced.items()
+        if not key.in_parts and priced.costs.memory.state.any()
+        for replicas in _several_replicas(priced, state.question)
+        if replace(key, in_parts=replicas) not in state.tried
+    ]
+    _bound_in_parts(state, known)
+    found = []
+    for priced, replicas in known:
+        rate = state.bounds[priced.key, replicas]
+        if state.best is None or rate > state.best.rate * 1.001:
+            found.append((rate, replace(priced.key, in_parts=replicas)))
+    return sorted(found, reverse=True)
+
+
+def _several_replicas(priced: Priced, question: Question) -> list[int]:
+    return sorted({place.replicas for place in places(priced, question)} - {1})
+
+
+def _bound_in_parts(state: State, wanted: Sequence[tuple[Priced, int]]) -> None:
+    """Find what each may reach with state in parts on so many replicas, where nobody did."""
+    unknown = [(one, count) for one, count in wanted if (one.key, count) not in state.bounds]
+    best, rings = state.best, state.engine.rings
+    arguments = [(one, count, state.question, rings, best) for one, count in unknown]
+    outcomes = state.engine.each(free_in_parts, arguments)
+    for (priced, replicas), outcome in zip(unknown, outcomes, strict=True):
+        reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)
+        state.bounds[priced.key, replicas] = reached
+        if reached <= (best.rate if best is not None else 0.0):
+            state.open_rate = max(state.open_rate, outcome.open_rate)

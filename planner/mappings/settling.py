@@ -1,0 +1,152 @@
+"""What leads is compiled in full, until what was compiled leads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ipuscope.planner.mappings.engine import Settled
+from ipuscope.planner.mappings.mapping import Mapping
+from ipuscope.planner.mappings.mapping_search import (
+    beating,
+    predicted,
+    rebalanced,
+)
+from ipuscope.planner.mappings.memory_proportions import cheapest, groups, with_own_proportions
+from ipuscope.planner.mappings.plan import Candidate
+from ipuscope.planner.mappings.priced import Place, Priced
+from ipuscope.planner.mappings.search_state import State, add, split_at
+
+MOST_SETTLED = 6  # full compiles until what leads is what was compiled
+
+
+def proportions_of_ipus(state: State) -> None:
+    """Try splits whose IPUs have memory proportions of their own, of those that were compiled.
+
+    What could win is found with each Block's cheapest costs, whichever IPU has which; that is what
+    stays open where its IPUs' own are worse.
+    """
+    if state.late():
+        return
+    best, rings = state.best, state.engine.rings
+    some = groups(state.priced.values())
+    arguments = [(cheapest(group), state.question, rings, best) for group in some]
+    for group, found in zip(some, state.engine.each(beating, arguments), strict=True):
+        for free in found.candidates:
+            one = with_own_proportions(group, free.mapping, rings)
+            if one is not None:
+                add(state, one)
+            if one is None or one.cycles > free.cycles:
+                state.open_rate = max(state.open_rate, free.samples_per_second)
+        state.open_rate = max(state.open_rate, found.open_rate)
+    if state.best is not None:
+        _add_with_own_proportions(state, state.best.mapping)
+
+
+def _add_with_own_proportions(state: State, mapping: Mapping) -> None:
+    """Add the mapping with each IPU's quickest proportion of those that were compiled."""
+    for group in groups(state.priced.values()):
+        if any(mapping.key == one.key for one in group):
+            own = with_own_proportions(group, mapping, state.engine.rings)
+            if own is not None:
+                add(state, own)
+
+
+def settle(state: State) -> None:
+    """Compile what leads in full until what leads was compiled and runs.
+
+    A compile says what memory it takes, and what its Blocks cost there: a nearer basis for other
+    splits, which are then looked for once more: a plan is no worse than what a rebalance of its
+    own profile gives.
+    """
+    compiled = 0
+    while compiled < MOST_SETTLED and not state.late():
+        leader = state.best
+        if leader is None or (leader.obtained is not None and not _rebalanced(state, leader)):
+            return
+        if leader.obtained is None:
+            compiled += 1
+            state.wanted += 1
+            for settled in state.engine.settle([leader.mapping]):
+                take(state, leader, settled)
+
+
+def _rebalanced(state: State, leader: Candidate) -> bool:
+    """Whether the costs of the leader's own compile promise a better split than it."""
+    place = state.there.pop(leader.mapping, None)
+    if place is None:
+        return False
+    rings = state.engine.rings
+    state.tell(f"other splits by the costs of {leader.mapping}")
+    (found,) = state.engine.each(rebalanced, [(place, state.question, rings, leader)])
+    for candidate in found:
+        if leader.mapping.mixes_proportions:
+            _add_with_own_proportions(state, candidate.mapping)
+        else:
+            add(state, candidate)
+    return state.best is not leader
+
+
+def take(state: State, leader: Candidate, settled: Settled) -> None:
+    """Put the result of a full compile in place of what was predicted."""
+    state.done += 1
+    at = state.candidates.index(leader)
+    state.candidates[at] = replace(leader, obtained=settled.obtained)
+    if leader.mapping.in_phases:
+        _held_in_phases(state, state.candidates[at])
+    elif settled.priced is not None:
+        ipus = tuple(stage.ipu for stage in leader.mapping.stages)
+        place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
+        state.there[leader.mapping] = place
+        if not leader.mapping.mixes_proportions:
+            _held_there(state, leader.mapping, settled.priced)
+            # of what leads, all splits are looked for at the end
+            leads = not leader.own and state.best is state.candidates[at]
+            again = None if leads else split_at(state, place)
+            if again is not None:
+                add(state, again)
+            _leave_room(state, place, state.candidates[at])
+    state.tell(f"in full: {leader.mapping}")
+
+
+def _leave_room(state: State, place: Place, compiled: Candidate) -> None:
+    """Where the compile took more than a tile has: the best of the splits that leave it as much.
+
+    Others that are predicted to fill the tile to its last bytes may lack as many.
+    """
+    over = compiled.obtained.fullest - compiled.limit if compiled.obtained is not None else 0
+    if over <= 0:
+        return
+    priced, costs = place.priced, place.priced.costs
+    tight = replace(priced, costs=costs.with_tile_bytes(compiled.limit - over))
+    found = split_at(state, replace(place, priced=tight), surely=True)
+    if found is not None:
+        add(state, predicted(priced, found.mapping, state.engine.rings))
+
+
+def _held_in_phases(state: State, compiled: Candidate) -> None:
+    """Correct the memory of like mappings by as much as this one's was off."""
+    off = compiled.off
+    if off is None:
+        return
+    key, most = compiled.mapping.key, _most_blocks(compiled)
+    for at, one in enumerate(state.candidates):
+        alike = one.mapping.key == key and _most_blocks(one) == most
+        if alike and one.obtained is None and one.mapping.in_phases:
+            fullest = round(one.fullest / (1 + off[1]))
+            state.candidates[at] = replace(one, fullest=fullest)
+
+
+def _most_blocks(candidate: Candidate) -> int:
+    """The most Blocks that a stage has."""
+    return max(len(stage.blocks) for stage in candidate.mapping.stages)
+
+
+def _held_there(state: State, compiled: Mapping, priced: Priced) -> None:
+    """Predict the memory of like mappings from this compile, which is nearer than the first."""
+    for at, one in enumerate(state.candidates):
+        mapping = one.mapping
+        alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
+        alike = alike and not mapping.mixes_proportions
+        if alike and one.obtained is None:
+            here = predicted(priced, mapping, state.engine.rings)
+            state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)

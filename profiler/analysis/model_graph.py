@@ -1,0 +1,244 @@
+"""The model as a graph: Blocks, modules and operators, and the tensors that go between them.
+
+Operators are grouped by Block, then module (`hierarchy`); a group is one node until it is opened.
+Tensors are followed by what operators read and write (table ``op_variables``): views are none of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipuscope.profiler.analysis.hierarchy import Path, paths_of
+from ipuscope.profiler.analysis.operators import executed_ops
+from ipuscope.profiler.analysis.source import bytes_at_peak
+from ipuscope.profiler.answers import stored
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TENSOR, TIED = "tensor", "tied weight"
+_LONGEST = 8  # Blocks of a layer that is repeated
+
+
+@dataclass(frozen=True)
+class Node:
+    """A group of operators, or an operator, as it is shown.
+
+    ``path``: its names from the root; ``count``: equal groups that it stands for, itself the first;
+    ``blocks`` and ``stages``: of the profile, that it has operators in, from the least to the most
+    (-1: none); ``cycles`` of a weight update in the graph's direction, ``operators`` and ``bytes``
+    (of what they made, live at the IPUs' fullest steps) of all of them; ``opens``: whether it has
+    parts, ``opened``: whether they are shown.
+    """
+
+    path: Path
+    count: int
+    blocks: tuple[int, int]
+    stages: tuple[int, int]
+    cycles: int
+    bytes: int
+    operators: int
+    opens: bool
+    opened: bool
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What goes from one shown node to another: positions in `Graph.nodes`.
+
+    ``shapes`` of different tensors, as the profile has them ("[1, 128]"); ``bytes`` of all of them;
+    ``tensors``: their ids; ``kind``: `TENSOR`, or `TIED` of weights that both use.
+    """
+
+    source: int
+    target: int
+    kind: str
+    shapes: tuple[str, ...]
+    bytes: int
+    tensors: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes that are shown, parents before what is in them, and the edges between these."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+
+def flows(report: Report, direction: str) -> pd.DataFrame:
+    """Tensors from the operator that makes them to each that reads them, in one direction.
+
+    ``source, target`` (ids of operators), ``tensor, shape, bytes`` and ``kind``: `TENSOR`, or
+    `TIED` from the first operator that reads a weight to those of other modules that do. A row a
+    tensor and reader.
+    """
+    import pandas as pd
+
+    variables = report.variables_with("op", "tensor", "shape", "role", "bytes")
+    uses = report.columns_of(records.Use)
+    rows = pd.DataFrame({"target": uses["op"], "variable": uses["variable"]})
+    rows = rows.join(variables, on="variable")
+    known = rows["tensor"].to_numpy() >= 0
+    own = (report.ops["direction"].reindex(rows["target"]) == direction).to_numpy()
+    rows = rows[known & own].drop_duplicates(["target", "tensor"])
+    made = variables[(variables["op"] >= 0) & (variables["tensor"] >= 0)]
+    makers = made.drop_duplicates("tensor").set_index("tensor")["op"]
+    weights = rows[rows["role"] == Role.WEIGHT]
+    first = weights.groupby("tensor")["target"].min()
+    source = rows["tensor"].map(makers).fillna(-1).to_numpy()
+    tied = (rows["role"] == Role.WEIGHT).to_numpy()
+    source = np.where(tied, rows["tensor"].map(first).fillna(-1), source).astype(np.int64)
+    rows = rows.assign(source=source, kind=np.where(tied, TIED, TENSOR))
+    rows = rows[(rows["source"] >= 0) & (rows["source"] != rows["target"])]
+    module = report.ops["module"]  # views of a weight in its own module tie nothing
+    ends = (module.reindex(rows[end]).to_numpy() for end in ("source", "target"))
+    rows = rows[(rows["kind"] != TIED).to_numpy() | np.not_equal(*ends)]
+    return rows[["source", "target", "tensor", "shape", "bytes", "kind"]]
+
+
+def graph(
+    report: Report,
+    opened: Collection[Path] = (),
+    direction: str = Direction.FORWARD,
+    together: bool = False,
+) -> Graph:
+    """The model with the groups that are ``opened``; the root always is.
+
+    ``together``: equal Blocks that follow each other, alone or as a sequence of up to 8, are one.
+    Equal are those with the same ATen operators and FLOPs in their forward.
+    """
+    wanted = (report.ops["direction"] == direction).to_numpy()
+    ops = report.ops[wanted]
+    order = "block" if (ops["block"] >= 0).any() else "module"
+    paths = paths_of(ops, order)
+    like = _same(report) if together and order == "block" else {}
+    paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]
+    took, held = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
+    shown = _Shown(paths, frozenset(opened))
+    blocks, stages = ops["block"].to_numpy(), ops["stage"].to_numpy()
+    copies: dict[str, int] = {}
+    for name in like.values():
+        copies[name] = copies.get(name, 0) + 1
+    nodes = []
+    for at, (path, members) in enumerate(zip(shown.paths, shown.members, strict=True)):
+        nodes.append(
+            Node(
+                path,
+                copies.get(path[0], 1) if len(path) == 1 else 1,
+                _span(blocks[members]),
+                _span(stages[members]),
+                int(took[members].sum()),
+                int(held[members].sum()),
+                len(members),
+                shown.opens[at],
+                path in shown.opened,
+            )
+        )
+    node_of = dict(zip(ops.index.tolist(), shown.node, strict=True))
+    return Graph(tuple(nodes), _edges(flows(report, direction), node_of))
+
+
+def _span(values: np.ndarray) -> tuple[int, int]:
+    return int(values.min()), int(values.max())
+
+
+@stored
+def _costs(report: Report) -> dict[str, np.ndarray]:
+    """Of each operator, cycles of a weight update and bytes at the fullest steps: int64."""
+    ids = report.ops.index
+    held = bytes_at_peak(report).reindex(ids).fillna(0).to_numpy(np.int64)
+    return {"cycles": executed_ops(report)["total_cycles"].to_numpy(), "bytes": held}
+
+
+class _Shown:
+    """Which nodes are shown: ``paths``, rows of ``members`` of each, ``node`` of each operator."""
+
+    def __init__(self, paths: Sequence[Path], opened: frozenset[Path]) -> None:
+        self.opened = opened
+        self.paths: list[Path] = []
+        self.opens: list[bool] = []
+        self.node: list[int] = []
+        rows: list[list[int]] = []
+        known: dict[Path, int] = {}
+        inside: dict[Path, set[Path]] = {}
+        for path in set(paths):
+            for level in range(1, len(path)):
+                inside.setdefault(path[:level], set()).add(path[: level + 1])
+        for row, path in enumerate(paths):
+            depth = 1
+            while depth < len(path) and (
+                path[:depth] in opened or (depth > 1 and len(inside[path[: depth - 1]]) == 1)
+            ):  # an only child opens with what it is in
+                depth += 1
+            for level in range(1, depth + 1):
+                part = path[:level]
+                if part not in known:
+                    known[part] = len(self.paths)
+                    self.paths.append(part)
+                    self.opens.append(False)
+                    rows.append([])
+                rows[known[part]].append(row)
+                self.opens[known[part]] |= level < len(path)
+            self.node.append(known[path[:depth]])
+        self.members = [np.array(one, dtype=np.int64) for one in rows]
+
+
+def _edges(rows: pd.DataFrame, node_of: dict[int, int]) -> tuple[Edge, ...]:
+    """The tensors between different nodes, those of a pair together."""
+    table = rows.assign(
+        source=rows["source"].map(node_of).fillna(-1).astype(np.int64),
+        target=rows["target"].map(node_of).fillna(-1).astype(np.int64),
+    )
+    table = table[(table["source"] >= 0) & (table["source"] != table["target"])]
+    table = table.drop_duplicates(["source", "target", "kind", "tensor"])
+    edges = []
+    keys: Any
+    for keys, own in table.groupby(["source", "target", "kind"], sort=False):
+        source, target, kind = keys
+        shapes = tuple(dict.fromkeys(own["shape"].tolist()))
+        tensors = tuple(own["tensor"].tolist())
+        edges.append(Edge(source, target, kind, shapes, int(own["bytes"].sum()), tensors))
+    return tuple(edges)
+
+
+def _same(report: Report) -> dict[str, str]:
+    """The name of the first of equal Blocks that repeat, by the name of each that does."""
+    ops = report.ops
+    ops = ops[(ops["direction"] == Direction.FORWARD).to_numpy() & (ops["block"] >= 0).to_numpy()]
+    made: dict[int, list[Any]] = {}
+    columns = zip(ops["block"].tolist(), ops["aten"].tolist(), ops["flops"].tolist(), strict=True)
+    for block, aten, flops in columns:
+        made.setdefault(block, []).append((aten, flops))
+    names = report.blocks.set_index("block")["name"]
+    blocks = sorted(made)
+    looks = [tuple(made[block]) for block in blocks]
+    like: dict[str, str] = {}
+    at = 0
+    while at < len(blocks):
+        length, times = _repeats(looks, at)
+        for one in range(length * times if times > 1 else 0):
+            first = names[blocks[at + one % length]]
+            like[str(names[blocks[at + one]])] = str(first)
+        at += length * times
+    return like
+
+
+def _repeats(looks: list[Any], at: int) -> tuple[int, int]:
+    """The length of what repeats from ``at`` on and how often it is there; (1, 1) of nothing."""
+    best = (1, 1)
+    for length in range(1, _LONGEST + 1):
+        unit, times = looks[at : at + length], 1
+        while looks[at + times * length : at + (times + 1) * length] == unit:
+            times += 1
+        if times > 1 and length * times > best[0] * best[1]:
+            best = (length, times)
+    return best

@@ -1,0 +1,109 @@
+"""The user's lines of code: what the operators cost that each line makes, and the lines' text.
+
+The text comes from the profile's header, which has it from the compile: later and elsewhere the
+files may be others. It is a stranger's: data, which is never run, and no file that it names is
+opened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ipuscope.profiler.analysis.operators import executed_ops
+from ipuscope.profiler.answers import stored
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+META = "sources"  # the entry of a profile's header: text by file
+_MOST_IPUS = 3  # that are named
+_CYCLES = {
+    Direction.FORWARD: "forward_cycles",
+    Direction.BACKWARD: "backward_cycles",
+    Direction.UPDATE: "update_cycles",
+}
+
+
+class Margin(NamedTuple):
+    """A line of a file: its number, text, and the row of `lines`; None of a line without one."""
+
+    number: int
+    text: str
+    costs: Any
+
+
+@stored
+def lines(report: Report) -> pd.DataFrame:
+    """What each of the user's lines costs in a weight update, the most cycles first.
+
+    ``file, line, forward_cycles, backward_cycles, update_cycles`` (of operators, all executions),
+    ``recompute_cycles`` (running again, beside these), ``cycles`` (of the four), ``share`` (of all
+    operators'), ``bytes`` (live at the fullest step of an IPU, of what the line's operators made,
+    the IPUs' sum), ``operators``, ``ipus`` ("0, 3", or how many) and ``largest`` (the name of its
+    operator with the most cycles). Operators without a line have file "".
+    """
+    ops = report.ops[["file", "line", "ipu", "direction", "name"]].join(executed_ops(report))
+    for direction, name in _CYCLES.items():
+        own = (ops["direction"] == direction).to_numpy()
+        ops[name] = np.where(own, ops["total_cycles"], 0)
+    ops["cycles"] = ops["total_cycles"] + ops["recompute_cycles"]
+    ops["bytes"] = bytes_at_peak(report).reindex(ops.index).fillna(0).astype(np.int64)
+    ops = ops.sort_values("cycles", ascending=False, kind="stable")
+    summed = [*_CYCLES.values(), "recompute_cycles", "cycles", "bytes"]
+    groups = ops.groupby(["file", "line"], sort=False)
+    table = groups[summed].sum()
+    table["share"] = table["cycles"] / max(1, int(table["cycles"].sum()))
+    table["operators"] = groups.size()
+    table["ipus"] = groups["ipu"].agg(_ipus)
+    table["largest"] = groups["name"].first()
+    table = table.reset_index().sort_values("cycles", ascending=False, kind="stable")
+    names = ["file", "line", *_CYCLES.values(), "recompute_cycles", "cycles", "share", "bytes"]
+    return table[[*names, "operators", "ipus", "largest"]].reset_index(drop=True)
+
+
+def _ipus(ipus: pd.Series[int]) -> str:
+    there = sorted(set(ipus.tolist()))
+    return ", ".join(map(str, there)) if len(there) <= _MOST_IPUS else f"{len(there)} IPUs"
+
+
+def bytes_at_peak(report: Report) -> pd.Series[int]:
+    """Bytes live at the fullest step of each IPU of a replica, by the operator that made them."""
+    import pandas as pd
+
+    variables, parts = report.variables_with("op"), []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.live_columns(ipu)["total"]
+        live = report.live_variables(ipu, int(total.argmax()) if len(total) else 0)
+        parts.append(live[["variable", "bytes"]])
+    found = pd.concat(parts, ignore_index=True)
+    op = variables["op"].reindex(found["variable"]).to_numpy()
+    return found["bytes"].groupby(op).sum()
+
+
+def texts(report: Report) -> dict[str, str]:
+    """Text by file, as the compile saw it; empty where the profile has none."""
+    found = report.meta.get(META)
+    if not isinstance(found, dict):
+        return {}
+    return {file: text for file, text in found.items() if isinstance(text, str)}
+
+
+def listing(report: Report, file: str) -> list[Margin]:
+    """A file line by line with the costs beside; only the lines with costs where it has no text."""
+    rows = lines(report)
+    of_file: Any = rows[rows["file"] == file].itertuples(index=False)
+    costs = {int(row.line): row for row in of_file}
+    text = texts(report).get(file)
+    if text is None:
+        return [Margin(number, "", costs[number]) for number in sorted(costs)]
+    return [Margin(at, words, costs.get(at)) for at, words in enumerate(text.splitlines(), 1)]
+
+
+def line_of(report: Report, file: str, number: int) -> str:
+    """The text of a line, without its indent; "" where the profile has it not."""
+    text = texts(report).get(file, "").splitlines()
+    return text[number - 1].strip() if 0 < number <= len(text) else ""

@@ -1,0 +1,109 @@
+"""The model as a graph: nodes add up, edges are the tensors, a click on an edge moves a border."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.profiler import Report, analysis, open_report
+from ipuscope.profiler.analysis import model_graph
+from ipuscope.profiler.analysis.model_graph import TENSOR, TIED
+from ipuscope.reports.cli import main
+from ipuscope.viewer.figures.theme import LIGHT
+from ipuscope.viewer.pages import model_graph as page
+
+
+@pytest.fixture(scope="module")
+def report(demo: Path) -> Report:
+    return open_report(demo / "training")
+
+
+def test_nodes_add_up_and_edges_have_the_tensors(report: Report) -> None:
+    graph, ops = model_graph.graph(report), analysis.operators(report)
+    forward = ops[ops["direction"] == "forward"]
+    assert [one.path for one in graph.nodes] == [("B1",), ("B2",), ("B3",), ("B4",)]
+    assert sum(one.cycles for one in graph.nodes) == forward["total_cycles"].sum()
+    assert [(e.source, e.target, e.shapes) for e in graph.edges] == [
+        (0, 1, ("[40, 10, 12, 12]",)),
+        (1, 2, ("[40, 20, 4, 4]",)),
+        (2, 3, ("[40, 256]",)),
+    ]
+    assert [edge.bytes for edge in graph.edges] == [40 * 1440 * 4, 40 * 320 * 4, 40 * 256 * 4]
+    backward = model_graph.graph(report, direction="backward")
+    assert {(edge.source, edge.target) for edge in backward.edges} >= {(1, 0), (2, 1)} or {
+        (backward.nodes[e.source].path, backward.nodes[e.target].path) for e in backward.edges
+    } >= {(("B2",), ("B1",)), (("B3",), ("B2",))}
+
+
+def test_an_opened_node_has_its_parts(report: Report) -> None:
+    graph = model_graph.graph(report, [("B1",)])
+    inside = [one for one in graph.nodes if one.path[:1] == ("B1",) and len(one.path) > 1]
+    leaves = [
+        one
+        for one in inside
+        if not one.opened and (*one.path,) not in {other.path[:-1] for other in inside}
+    ]
+    assert graph.nodes[0].opened and sum(one.cycles for one in leaves) == graph.nodes[0].cycles
+    assert len(leaves) > 1
+    again = model_graph.graph(report, [("gone",)])
+    assert again == model_graph.graph(report)
+
+
+def test_equal_blocks_are_one_and_repeats_are_found() -> None:
+    assert model_graph._repeats(["a", "b", "b", "b", "c"], 1) == (1, 3)
+    assert model_graph._repeats(["a", "b", "a", "b", "a", "b", "c"], 0) == (2, 3)
+    assert model_graph._repeats(["a", "b", "c"], 0) == (1, 1)
+
+
+def test_a_border_moves_to_the_edge_that_is_clicked() -> None:
+    split = Assignment((0, 3, 6), (0, 1, 0))
+    assert page.cut_before(split, 4) == Assignment((0, 4, 6), (0, 1, 0))
+    assert page.cut_before(split, 8) == Assignment((0, 3, 8), (0, 1, 0))
+    assert page.cut_before(split, 6) == page.cut_before(split, 0) == split
+    assert page.cut_before(Assignment((0,), (0,)), 2) == Assignment((0,), (0,))
+
+
+def test_copies_follow_the_split_that_is_shown(report: Report) -> None:
+    graph = model_graph.graph(report)
+    two = Assignment((0, 2), (0, 1))
+    drawn, _, said = page.elements(report, graph, two, "cycles", LIGHT)
+    edges = [one for one in drawn if "source" in one["data"]]
+    assert [one["classes"] for one in edges] == ["", "copy", ""]
+    assert "50.0 KiB" in edges[1]["data"]["label"] and "cycles" in edges[1]["data"]["label"]
+    assert said == "4 nodes, 1 edge between IPUs."
+    nodes = [one["data"] for one in drawn if "path" in one["data"]]
+    assert ["stage 0" in one["label"] for one in nodes] == [True, True, False, False]
+    assert page.toggled(page.toggled("", "B1"), "B1") == ""
+
+
+def test_a_tied_weight_is_an_edge_of_its_own(report: Report) -> None:
+    flows = model_graph.flows(report, "forward")
+    assert set(flows["kind"]) == {TENSOR}  # the demo has none
+    one = flows.iloc[:1].assign(kind=TIED)
+    node_of = {int(one["source"].iloc[0]): 0, int(one["target"].iloc[0]): 1}
+    assert [edge.kind for edge in model_graph._edges(one, node_of)] == [TIED]
+
+
+def test_model_explorer_reads_the_graph(report: Report, tmp_path: Path) -> None:
+    """By the fields of its documented schema; by its own classes where it is installed."""
+    path = tmp_path / "model.json"
+    assert main(["export", str(report.path), "--format", "model-explorer", "-o", str(path)]) == 0
+    (graph,) = json.loads(path.read_text())["graphs"]
+    ids = {node["id"] for node in graph["nodes"]}
+    assert len(ids) == len(graph["nodes"]) == len(report.ops)
+    ports = {node["id"]: {one["id"] for one in node["outputsMetadata"]} for node in graph["nodes"]}
+    edges = [edge for node in graph["nodes"] for edge in node["incomingEdges"]]
+    assert edges and all(e["sourceNodeOutputId"] in ports[e["sourceNodeId"]] for e in edges)
+    assert {node["namespace"].partition("/")[0] for node in graph["nodes"]} >= {"B1", "B4"}
+    data = json.loads((tmp_path / "model.total_cycles.json").read_text())[graph["id"]]
+    spent = sum(one["value"] for one in data["results"].values())
+    assert spent == analysis.operators(report)["total_cycles"].sum() and set(data["results"]) <= ids
+    assert np.diff([stop["stop"] for stop in data["gradient"]]).min() > 0
+    builder = pytest.importorskip("model_explorer.graph_builder")
+    for node in graph["nodes"]:
+        builder.GraphNode(**node)
+    assert builder.Graph(**graph).id == graph["id"]
