@@ -193,6 +193,7 @@ class Optimizer:
     _ipu_names: optimiser_state.Names | None = None  # while a model trains with it
     _ipu_scale: Callable[[], float] | None = None  # automatic loss scaling's
     _ipu_loaded: optimiser_state.Loaded | None = None  # the device's, if not as the groups say
+    _ipu_groups: list[tuple[float, ...]] | None = None  # the groups' settings as they were loaded
     _state_dict: Mapping[str, Any] = MappingProxyType({"ipu_state": None, "ipu_param": None})
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,6 +227,7 @@ class Optimizer:
         """
         self.set_state_dict(state_dict)
         super().load_state_dict(dict(state_dict))  # type: ignore[misc]
+        self._ipu_groups = optimiser_state.settings(cast(torch.optim.Optimizer, self))
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load ``ipu_state`` and ``ipu_param`` of a `state_dict`."""
@@ -238,6 +240,7 @@ class Optimizer:
                 ' all the same, load {"ipu_state": None, "ipu_param": None, **state}'
             )
         self._state_dict = {name: state[name] for name in ("ipu_state", "ipu_param")}
+        self._ipu_groups = optimiser_state.settings(cast(torch.optim.Optimizer, self))
         self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
 
     def has_state(self) -> bool:
@@ -254,9 +257,11 @@ class Optimizer:
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         optimizer = cast(torch.optim.Optimizer, self)
         optimiser_state.load(optimizer, self._ipu_names, self._state_dict["ipu_state"])
-        self._ipu_loaded = optimiser_state.loaded(
-            optimizer, self._ipu_names, self._state_dict["ipu_param"]
-        )
+        given = self._state_dict["ipu_param"]
+        if self._ipu_groups not in (None, optimiser_state.settings(optimizer)):
+            # Changed since then, as by a scheduler that was made after: as in PyTorch, they count.
+            given = {name: given[name] for name in given if "___specific___" not in name}
+        self._ipu_loaded = optimiser_state.loaded(optimizer, self._ipu_names, given)
         if self._ipu_loaded is not None:
             logger.warning(
                 "the loaded ipu_param is not what the optimiser's groups say: the device trains"

@@ -14,11 +14,11 @@ import functools
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ipu_exec.base import host_clock
 from ipu_exec.errors import UsageError
 
 VARIABLE = "PVTI_OPTIONS"
@@ -37,11 +37,11 @@ class Channel:
         if trace is None:
             yield
             return
-        start = time.time_ns()
+        start = host_clock.now_ns()
         try:
             yield
         finally:
-            trace.add(self._name, f"{self._name}.{name}", start, time.time_ns())
+            trace.add(self._name, f"{self._name}.{name}", start, host_clock.now_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
         """Make each call of these methods of ``obj`` a tracepoint.

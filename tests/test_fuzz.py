@@ -139,6 +139,12 @@ def test_doctor_finds_what_does_not_fit(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_operators_that_compute_nothing_have_no_balance_to_tell_of(sound: Path) -> None:
+    wrong = fuzz.Wrong("program_steps", "purpose", "1", "all-gather over shards")
+    some = {name: fuzz.surfaces(sound)[name] for name in ("insights", "insights --json")}
+    assert fuzz.run(sound, [wrong], some) == []
+
+
 @pytest.mark.parametrize("key", ["Training.gradientAccumulation", "deviceIterations"])
 def test_memory_does_not_follow_an_option(sound: Path, tmp_path: Path, key: str) -> None:
     path = Path(shutil.copy(sound, tmp_path / "profile.pop"))

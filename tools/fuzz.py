@@ -545,7 +545,7 @@ def run(
 
 @contextlib.contextmanager
 def limited(seconds: int = SECONDS, beyond: int = BYTES) -> Iterator[None]:
-    """Limit the time and memory of a case."""
+    """Limit the time and memory of a case: of the processor, as others may be at work beside it."""
 
     def late(*_: object) -> None:
         raise TooLong(f"longer than {seconds} s")
@@ -553,13 +553,16 @@ def limited(seconds: int = SECONDS, beyond: int = BYTES) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + beyond, before[1]))
-    old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    old = signal.signal(signal.SIGPROF, late), signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(10 * seconds)  # of one that waits for ever
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
+        signal.signal(signal.SIGPROF, old[0])
+        signal.signal(signal.SIGALRM, old[1])
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 

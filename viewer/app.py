@@ -116,6 +116,9 @@ class _Handler(WSGIRequestHandler):
 
     timeout = 20  # seconds
 
+    def log_error(self, format: str, *args: object) -> None:
+        """Not a line on the terminal for whoever sends half a request."""
+
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
     """The viewer over the profiles that runs write below a directory; redraws for a new one."""

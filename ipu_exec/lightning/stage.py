@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ipu_exec.base import host_clock
 from ipu_exec.capture.control_flow import path
 from ipu_exec.errors import PipelineDepthError, UsageError
 from ipu_exec.lightning.logged import Logged, collected, give
@@ -174,7 +174,7 @@ class StageModel:
         executor = self.prepare(tensors, accumulation, shapes)
         self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
-            self._begun = time.time_ns() // 1_000
+            self._begun = host_clock.now_ns() // 1_000
         if self._optimizer is not None:
             until_backward.enter_context(executor.keeping_what_is_saved())
         if len(parts) == 1:
@@ -255,7 +255,7 @@ class StageModel:
             self._record()
 
     def _record(self) -> None:
-        self.executor.record_call(self._begun, time.time_ns() // 1_000)
+        self.executor.record_call(self._begun, host_clock.now_ns() // 1_000)
         self._steps, self._recorded = 0, True
 
     def close(self) -> None:

@@ -101,6 +101,15 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
     return state
 
 
+def settings(optimizer: torch.optim.Optimizer) -> list[tuple[float, ...]]:
+    """Each group's numbers, by which a change is seen."""
+    return [
+        tuple(float(group[name]) for name in _VALUES if group.get(name) is not None)
+        + tuple(float(beta) for beta in group.get("betas", ()))
+        for group in optimizer.param_groups
+    ]
+
+
 def loaded(
     optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, torch.Tensor]
 ) -> Loaded | None:

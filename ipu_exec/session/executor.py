@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from ipu_exec.base import host_clock
 from ipu_exec.base.context import check_weights, keeping_what_is_saved, on_ipu, substituted
 from ipu_exec.base.user_tracebacks import without_our_frames
 from ipu_exec.capture.control_flow import PathWatch
@@ -116,7 +116,7 @@ class PoplarExecutor(Compiled):
         self._seed()
         watch = self._watch()
         self._check_norm_group(watching=watch is not None)
-        start = time.time_ns() // 1_000
+        start = host_clock.now_ns() // 1_000
         with (
             self._shown(),
             self._on_device(),
@@ -148,7 +148,7 @@ class PoplarExecutor(Compiled):
                 )
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
-        end = time.time_ns() // 1_000
+        end = host_clock.now_ns() // 1_000
         self._ran, self._was_quick = True, end - start < PATIENCE * 1e6
         self._host_is_behind = self._training
         self._optimiser_went_on()

@@ -410,7 +410,7 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     paced = _paced_by(report) if costs.pipelined else tuple(report.stages["stage"].tolist())
     ops = analysis.operators(report, stages=paced)
     ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
-    ops = ops[ops["tiles"].notna()]  # of one that computes nothing, no tile does
+    ops = ops[ops["balance"].notna()]  # one that computes nothing has none
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:

@@ -11,7 +11,7 @@ from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.provenance import Provenance
-from ipuscope.profiler.report import Report, number, open_report
+from ipuscope.profiler.report import DAMAGED, Report, number, open_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,7 @@ def run_of(report: Report) -> dict[str, Any]:
 
 
 def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of profiles, in the order of their paths, and why some could not be read.
+    """The rows of profiles, in the order of their paths, and what is wrong with some files.
 
     ``place``: a profile's directory below the one that all of them lie in.
     """
@@ -69,6 +69,8 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
         try:
             with open_report(path) as report:
                 rows.append(run_of(report))
+                if report.damaged:
+                    problems.append(f"{report.path}: {DAMAGED}")
         except ProfileError as error:
             problems.append(str(error))
     folders = [os.path.dirname(row["profile"]) for row in rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import stat
 import struct
 import tempfile
 import threading
@@ -515,6 +516,9 @@ def _check_header(path: Path) -> bool:
     Source: SQLite's file format, section 1.3.
     """
     try:
+        # A pipe would be waited for, and a device has no end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is no regular file")
         with open(path, "rb") as file:
             header = file.read(_HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from ipuscope import __version__
 from ipuscope.profiler.file import schema
-from ipuscope.profiler.file.seal import State
 from ipuscope.profiler.pva.compilation import CompilationReport
 from ipuscope.profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
 from ipuscope.profiler.pva.execution import ExecutionReport
@@ -110,6 +109,6 @@ def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | Non
     `ipuscope.profiler.ProfileError` where there is no profile that this version reads.
     """
     report = open_report(path)
-    if report.as_written is State.DAMAGED:
+    if report.damaged:
         warnings.warn(f"{report.path}: {DAMAGED}", stacklevel=2)
     return Report(Model(report))

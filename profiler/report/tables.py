@@ -267,8 +267,12 @@ class ReportTables:
     @property
     def notes(self) -> list[str]:
         """What whoever reads the profile has to know: the header's warnings, and damage."""
-        damaged = [DAMAGED] if self.as_written is seal.State.DAMAGED else []
-        return [*map(str, self.meta["warnings"]), *damaged]
+        return [*map(str, self.meta["warnings"]), *([DAMAGED] if self.damaged else [])]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether bytes changed since it was written, other than by SQLite."""
+        return self.as_written is seal.State.DAMAGED
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""

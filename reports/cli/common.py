@@ -284,16 +284,15 @@ def open_one(args: argparse.Namespace) -> Report:
     from ipuscope.profiler import open_report
 
     report = open_report(find_one(args.profiles[0]))
-    _say_damage(report)
+    say_damage(report)
     return report
 
 
-def _say_damage(report: Report) -> None:
+def say_damage(report: Report) -> None:
     """Say on standard error that answers of this file may be wrong."""
-    from ipuscope.profiler.file.seal import State
     from ipuscope.profiler.report import DAMAGED
 
-    if report.as_written is State.DAMAGED:
+    if report.damaged:
         print(f"ipu-report: warning: {one_line(str(report.path))}: {DAMAGED}", file=sys.stderr)
 
 
@@ -320,7 +319,7 @@ def each_profile(
                 with open_report(path) as report:
                     report.begin_check()
                     pages.append(make(report))
-                    _say_damage(report)
+                    say_damage(report)
             except ProfileError as error:
                 errors.append(str(error))
                 failed = UNREADABLE

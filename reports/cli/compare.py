@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.reports.tables import Column, Page, Table, say, text
 
         with open_report(other_path) as other:
+            common.say_damage(other)
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
             waits = analysis.compare_waits(report, other)
             classes = (

@@ -110,9 +110,8 @@ def _tables(report: Report) -> str:
 
 
 def _bytes(report: Report) -> str:
-    from ipuscope.profiler.file.seal import State
 
-    damaged = report.as_written is State.DAMAGED
+    damaged = report.damaged
     return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
 
 

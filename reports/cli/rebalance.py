@@ -404,4 +404,5 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
     from ipuscope.profiler import open_report
 
     with open_report(args.after) as after:
+        common.say_damage(after)
         return rebalance_verify.page(report, _costs(report), after, _costs(after), args.alone)

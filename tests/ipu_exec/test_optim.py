@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 import ipu_exec
 from ipu_exec import Error, optim
@@ -314,6 +315,42 @@ def test_each_parameter_trains_with_the_ipu_param_that_was_loaded_for_it() -> No
     executor(X)
     assert not torch.equal(model.linear.weight, before["linear.weight"])
     assert float(optimizer.state_dict()["ipu_param"][frozen]) == 0.015625
+
+
+def _resumed(ours: bool, scheduled_first: bool) -> dict[str, torch.Tensor]:
+    """Weights after three updates, and after three more of a model, optimiser and schedule anew."""
+    saved: list[dict[str, Any]] = []
+    for _ in range(2):
+        model = linear_model()
+        optimizer = (optim if ours else torch.optim).AdamW(model.parameters(), lr=0.03)
+        if saved and not scheduled_first:
+            optimizer.load_state_dict(saved[1])
+        schedule = LambdaLR(optimizer, lambda epoch: 3 / (3 + epoch))
+        if saved and scheduled_first:
+            optimizer.load_state_dict(saved[1])
+        if saved:
+            model.load_state_dict(saved[0])
+            schedule.load_state_dict(saved[2])
+        trains = ipu_exec.trainingModel(model, optimizer=optimizer) if ours else None
+        for _ in range(3):
+            if trains is None:
+                optimizer.zero_grad()
+                model(X).backward()
+                optimizer.step()
+                schedule.step()
+            else:
+                trains(X)
+                schedule.step()
+                trains.setOptimizer(optimizer)
+        saved = copy.deepcopy([one.state_dict() for one in (model, optimizer, schedule)])
+    return saved[0]
+
+
+@pytest.mark.parametrize("scheduled_first", [True, False])
+def test_a_run_resumes_as_in_pytorch_whenever_its_scheduler_is_made(scheduled_first: bool) -> None:
+    """Making one sets the rate again, with this schedule to the first one."""
+    ours, theirs = (_resumed(whose, scheduled_first) for whose in (True, False))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_momentum_that_may_change_has_velocities() -> None:

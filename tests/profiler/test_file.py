@@ -292,6 +292,12 @@ print("not killed")
 """
 
 
+def test_a_pipe_with_a_profiles_name_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "profile.pop")
+    with pytest.raises(ProfileError, match="no regular file"):
+        open_report(tmp_path / "profile.pop")
+
+
 @pytest.mark.parametrize("where", ["in memory", "spill"])
 def test_a_run_killed_while_writing_leaves_the_old_profile_and_a_partial_one(copy, where):
     before = copy.read_bytes()

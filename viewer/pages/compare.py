@@ -9,6 +9,7 @@ from dash import ALL, Dash, Input, Output, ctx, html, no_update
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis.compare import LEVELS
 from ipuscope.profiler.analysis.hierarchy import Path
+from ipuscope.profiler.report import DAMAGED
 from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures.flame import SEPARATOR, id_of, path_of
@@ -40,6 +41,7 @@ def layout(view: View) -> Any:
         return [common.controls(view), common.card("Compare", common.message(words))]
     a, b = view.profiles.get(0), view.profiles.get(1)
     names = [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
+    wrong = [common.message(f"{one.path}: {DAMAGED}", "warning") for one in (a, b) if one.damaged]
     return [
         html.Div(
             [
@@ -52,7 +54,7 @@ def layout(view: View) -> Any:
         ),
         html.Div(
             [
-                common.card("A and B", common.facts(names), _measures(a, b)),
+                common.card("A and B", common.facts(names), *wrong, _measures(a, b)),
                 common.figure_card(
                     "From A to B",
                     "compare-path",

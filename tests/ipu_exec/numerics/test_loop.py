@@ -321,6 +321,35 @@ def test_half_accumulators_hold_running_means() -> None:
     )
 
 
+def test_float16_trains_as_a_loop_with_running_means_where_a_sum_overflows() -> None:
+    """The loop computes in float64, but for the gradients of each micro-batch."""
+    torch.manual_seed(0)
+    model = model_of(
+        lambda self, x: poptorch.identity_loss(self.linear(x) * 30_000, "sum"),
+        linear=torch.nn.Linear(4, 3),
+    ).half()
+    wanted, updates = copy.deepcopy(model.linear), (torch.rand(12, 4).half() + 0.5).chunk(2)
+    rate = 2.0**-18
+    for update in updates:
+        means = [torch.zeros(weight.shape).double() for weight in wanted.parameters()]
+        for count, row in enumerate(update, 1):
+            loss = (wanted(row) * 30_000).sum()
+            for mean, new in zip(
+                means, torch.autograd.grad(loss, list(wanted.parameters())), strict=True
+            ):
+                mean += (new.double() - mean) / count
+        for weight, mean in zip(wanted.parameters(), means, strict=True):
+            assert mean.abs().min() * len(update) > torch.finfo(torch.float16).max
+            weight.data -= (rate * mean).half()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=rate, accum_type=torch.float16)
+    trained = poptorch.trainingModel(model, options(1, 6), optimizer)
+    for update in updates:
+        trained(update)
+    for name, weight in wanted.named_parameters():
+        ours = trained.state_dict()[f"linear.{name}"]
+        torch.testing.assert_close(ours, weight.data, rtol=0, atol=2.0**-11)
+
+
 def test_float16_accumulators_come_before_compiling() -> None:
     model = network()
     wrapped = poptorch.trainingModel(

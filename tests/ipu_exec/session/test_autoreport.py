@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -272,6 +274,22 @@ def test_a_forked_child_leaves_the_profile_to_its_parent(tmp_path: Path) -> None
     assert os.listdir(tmp_path / "inference") == ["profile.pop"]
     with open_report(tmp_path) as report:
         assert len(report.runs) == 2
+
+
+def test_a_clock_that_is_set_moves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    model = ipu_exec.inferenceModel(torch.nn.Linear(2, 2), options)
+    hour, now = 3_600_000_000_000, time.time_ns()
+    back = itertools.count(now, -hour)
+    monkeypatch.setattr(time, "time_ns", lambda: next(back))
+    monkeypatch.setattr(time, "time", lambda: next(back) / 1e9)
+    for _ in range(3):
+        model(torch.zeros(1, 2))
+    model.destroy()
+    with open_report(tmp_path) as report:
+        times = report.runs[["host_start_us", "host_end_us"]].to_numpy().reshape(-1)
+    assert len(times) == 4 and (times[1:] >= times[:-1]).all()
+    assert abs(times[0] * 1000 - now) < hour
 
 
 def test_a_script_may_change_its_working_directory(
