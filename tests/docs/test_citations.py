@@ -18,7 +18,10 @@ import pytest
 
 from tests.paths import MADE, ROOT
 
-FOLDERS = ("ipu_exec", "profiler", "viewer", "reports", "tests", "benchmarks", "tools", "examples")
+FOLDERS = (
+    *("ipuscope", "ipu_exec", "profiler", "planner", "reports", "viewer"),
+    *("tests", "benchmarks", "tools", "examples"),
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
