@@ -11,10 +11,12 @@ import queue
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.sharedctypes import Synchronized
@@ -76,7 +78,7 @@ class AsynchronousDataAccessor:
             torch.multiprocessing.set_sharing_strategy("file_system")
         context: Any = torch.multiprocessing.get_context(_method(sharing_strategy))
         if sharing_strategy is not SharingStrategy.Fork:
-            context.set_forkserver_preload([__name__])
+            context.set_forkserver_preload(["ipuscope.quiet_start", __name__])
         self._items = context.Queue(buffer_size)
         # An epoch that the worker may fill the buffer with; -1: only the first item of the first.
         self._wanted: Synchronized[int] = context.Value("q", 0 if early_preload else -1)
@@ -92,16 +94,18 @@ class AsynchronousDataAccessor:
         self._worker = context.Process(
             target=_work, args=(job, self._items, self._wanted), daemon=False
         )
-        try:
-            self._worker.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"the dataset cannot be sent to the process that loads it: {error}. Define classes"
-                " and functions of it at the top of a module, or use SharingStrategy.Fork"
-            ) from error
+        with _interrupts_later():
+            try:
+                self._worker.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise UsageError(
+                    f"the dataset cannot be sent to the process that loads it: {error}. Define"
+                    " classes and functions of it at the top of a module, or use"
+                    " SharingStrategy.Fork"
+                ) from error
+            self._closer = weakref.finalize(self, _end, os.getpid(), self._worker, self._items)
+            atexit.register(self._closer)  # before multiprocessing waits for its processes
         logger.debug("AsynchronousDataAccessor worker process: %s", self._worker.pid)
-        self._closer = weakref.finalize(self, _end, os.getpid(), self._worker, self._items)
-        atexit.register(self._closer)  # before multiprocessing waits for its processes
         try:
             self._first = self._next_of_queue()
             if self._first[1] == _ERROR:
@@ -159,6 +163,23 @@ class AsynchronousDataAccessor:
                         f" data is gone (exit code {code}). A script that loads data asynchronously"
                         " guards its main part by if __name__ == '__main__':"
                     ) from None
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C inside takes effect at its end: a process that has started has someone to end it."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
 
 
 def _method(strategy: SharingStrategy) -> str:
@@ -312,7 +333,8 @@ def _check_parent() -> None:
         raise _ParentGoneError
 
 
-if os.environ.get(
-    STAND_IN_VARIABLE
-):  # this module is loaded by the server process, before it loads the script
+# What follows is for the server process, which loads this module before it loads the script.
+if os.environ.get(STAND_IN_VARIABLE):
     stand_in()
+if "ipuscope.quiet_start" in sys.modules:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a user's processes are theirs

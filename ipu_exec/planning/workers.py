@@ -206,7 +206,7 @@ def begin_server() -> None:
     """Have the process that workers are forked from import the engine, while others go on."""
     context = _context()
     if context.get_start_method() == _SERVER:
-        context.set_forkserver_preload(["ipu_exec.planning.engine"])
+        context.set_forkserver_preload(["ipuscope.quiet_start", "ipu_exec.planning.engine"])
         with _without_main():
             forkserver.ensure_running()
 

@@ -15,7 +15,6 @@ from typing import Any
 from ipuscope.planner.mappings.mapping import Mapping, StagePlan
 from ipuscope.planner.mappings.plan import SHARES, Candidate, Obtained, Plan
 from ipuscope.planner.mappings.question import Question
-from ipuscope.profiler.file import from_json
 
 FORMAT, VERSION = "ipuscope placement", 2
 MOST_BYTES = 64 << 20
@@ -98,6 +97,8 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
 
 def load(path: str | os.PathLike[str]) -> Plan:
     """The plan in a file. PlanError where it is not one."""
+    from ipuscope.profiler.file import from_json  # with numpy, which --help goes without
+
     try:
         if os.path.getsize(path) > MOST_BYTES:
             raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")

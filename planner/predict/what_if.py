@@ -62,6 +62,17 @@ class Assignment:
         """(first, last) Block of each stage."""
         return [(a, b - 1) for a, b in zip(self.starts, [*self.starts[1:], blocks], strict=True)]
 
+    def neighbours(self, blocks: int) -> list[Assignment]:
+        """The assignments that one cut, moved by one Block, leads to."""
+        near = []
+        for k in range(1, len(self.starts)):
+            for step in (-1, 1):
+                starts = (*self.starts[:k], self.starts[k] + step, *self.starts[k + 1 :])
+                edges = (*starts, blocks)
+                if edges[k - 1] < edges[k] < edges[k + 1]:
+                    near.append(replace(self, starts=starts))
+        return near
+
     def sizes(self, blocks: int) -> str:
         """Blocks of each stage, ``3-7-7-7``."""
         return "-".join(str(last - first + 1) for first, last in self.spans(blocks))

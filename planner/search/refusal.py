@@ -37,7 +37,7 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
         starts.append(_least_full(costs, stages))
     best = min((Assignment(start, tuple(ipus)) for start in starts), key=lambda a: _full(costs, a))
     for _ in range(_ROUNDS):
-        moved = min(_neighbours(best, count), key=lambda a: _full(costs, a), default=best)
+        moved = min(best.neighbours(count), key=lambda a: _full(costs, a), default=best)
         if _full(costs, moved) >= _full(costs, best):
             break
         best = moved
@@ -139,18 +139,6 @@ def _too_large(costs: Costs, split: Assignment) -> str:
         if first == last and ipu in over and split.ipus.count(ipu) == 1:
             return costs.names[first]
     return ""
-
-
-def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:
-    neighbours = []
-    for k in range(1, len(assignment.starts)):
-        for step in (-1, 1):
-            starts = list(assignment.starts)
-            starts[k] += step
-            edges = [*starts, count]
-            if edges[k - 1] < edges[k] < edges[k + 1]:
-                neighbours.append(replace(assignment, starts=tuple(starts)))
-    return neighbours
 
 
 def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -49,7 +49,7 @@ def candidates(
     """
     seen = newest = {best, *also}
     for _ in range(_ROUNDS):
-        newest = {near for one in newest for near in _neighbours(one, len(costs))} - seen
+        newest = {near for one in newest for near in one.neighbours(len(costs))} - seen
         seen = seen | newest
     own = profiled(costs) if costs.measured else None
     quickest = sorted(seen - {own}, key=lambda one: (assignment_cycles(costs, one), one.starts))
@@ -148,15 +148,3 @@ def _compiled(
             "does not fit" if over else "",
             rules_of(report),
         )
-
-
-def _neighbours(assignment: Assignment, blocks: int) -> list[Assignment]:
-    neighbours = []
-    for k in range(1, len(assignment.starts)):
-        for step in (-1, 1):
-            starts = list(assignment.starts)
-            starts[k] += step
-            edges = [*starts, blocks]
-            if edges[k - 1] < edges[k] < edges[k + 1]:
-                neighbours.append(replace(assignment, starts=tuple(starts)))
-    return neighbours

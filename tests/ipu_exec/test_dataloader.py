@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -24,7 +26,7 @@ from ipu_exec import (
     Options,
     SharingStrategy,
 )
-from ipu_exec.accessor import strategy_of
+from ipu_exec.accessor import _interrupts_later, strategy_of
 from ipu_exec.errors import warn_once
 from tests import forked
 from tests.paths import ROOT
@@ -456,3 +458,26 @@ def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_p
     # all that is said is that the script wrapped no model
     said = process.stderr.split("wrapped no model")
     assert len(said) == 2 and said[0].startswith("ipu-run: ") and "Traceback" not in said[1]
+
+
+def test_an_interrupt_while_a_process_starts_waits_until_it_can_be_ended() -> None:
+    reached: list[bool] = []
+
+    def start() -> None:
+        with _interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append(True)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_server_that_still_imports_ends_without_a_traceback() -> None:
+    script = "import ipuscope.quiet_start, os, signal; os.kill(os.getpid(), signal.SIGINT); 1 / 0"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT)
+    assert (process.returncode, process.stderr) == (130, b"")

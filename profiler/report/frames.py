@@ -1,0 +1,141 @@
+"""Frames and columns: small functions that the parts of a report share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def number(said: Mapping[str, Any], key: str, default: float) -> float:
+    """Return an entry of a profile's header or options if it is a number that can be.
+
+    The file may come from an untrusted source.
+    """
+    value = said.get(key, default)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if known and 0 <= value <= MOST_MICRO_BATCHES else default
+
+
+def frame_of(
+    columns: Mapping[str, Any], index: np.ndarray | None = None, copy: bool = True
+) -> pd.DataFrame:
+    """A frame; ``copy=False`` is twice as fast for a large one if nobody else holds the arrays."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        {name: series_of(values) for name, values in columns.items()},
+        index=None if index is None else pd.Index(index, name="id"),
+        copy=copy,
+    )
+
+
+def series_of(values: Any) -> Any:
+    """Values as pandas keeps them; texts without pandas' own search for their type."""
+    import pandas as pd
+
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return pd.array(values, dtype="str")
+    return getattr(values, "array", values)
+
+
+def texts_of(names: np.ndarray, which: np.ndarray) -> Any:
+    """``names[which]`` as text, checked once per name instead of once per row."""
+    import pandas as pd
+
+    array = pd.array(names, dtype="str")
+    return array.take(which) if len(names) else array
+
+
+def frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame:
+    """A frame of rows, with the columns' types."""
+    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+    return frame_of(
+        {
+            name: np.array(cells, dtype=object if kind is str else np.int64)
+            for (name, kind), cells in zip(columns.items(), values, strict=True)
+        }
+    )
+
+
+def columns_without(columns: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
+    """The columns but for these."""
+    return {name: values for name, values in columns.items() if name not in names}
+
+
+def some_columns(columns: dict[str, Any], *names: str) -> dict[str, Any]:
+    """These columns, in this order."""
+    return {name: columns[name] for name in names}
+
+
+def position_in(ids: np.ndarray, id: int) -> int | None:
+    """The position of an id; None where it is not there."""
+    at = np.flatnonzero(ids == id)
+    return int(at[0]) if len(at) else None
+
+
+def looked_up(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+    """``values`` where ``known`` contains the id, ``default`` elsewhere."""
+    values_of = np.full(len(ids), default, dtype=values.dtype)
+    if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
+        fits = (ids >= 0) & (ids < len(known))
+        values_of[fits] = values[ids[fits]]
+    elif len(known):
+        order = np.argsort(known, kind="stable")
+        at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
+        fits = known[order][at] == ids
+        values_of[fits] = values[order][at[fits]]
+    return values_of
+
+
+def bounds_of(part: slice | None, size: int, name: str) -> tuple[int, int]:
+    """First and end of a slice of so many. ValueError where it has a step."""
+    first, last, step = (part or slice(None)).indices(size)
+    if step != 1:
+        raise ValueError(f"{name} must be a slice without a step; use shape to see less detail")
+    return first, max(first, last)
+
+
+def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+    """Rows of a tree, parents before children, siblings by position; None if it is not a tree."""
+    by_id = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids, parents, sorter=by_id), max(0, len(ids) - 1))
+    above = np.where(parents == -1, -1, np.where(ids[by_id[at]] == parents, by_id[at], -2))
+    siblings = np.lexsort((ids, positions, above))
+    sorted_above = above[siblings]
+    levels = [siblings[sorted_above == -1]]
+    reached = len(levels[0])
+    # A node has one parent, so that each is met once; those of a cycle are never met.
+    while len(levels[-1]):
+        first, last = (
+            np.searchsorted(sorted_above, levels[-1], side) for side in ("left", "right")
+        )
+        levels.append(siblings[ranges_of(first, last - first)])
+        reached += len(levels[-1])
+    if reached < len(ids):
+        return None
+    size = np.ones(len(ids), dtype=np.int64)
+    for level in reversed(levels[1:]):
+        np.add.at(size, above[level], size[level])
+    place = np.zeros(len(ids), dtype=np.int64)
+    for level in levels:
+        before = np.cumsum(size[level]) - size[level]
+        _, first, which = np.unique(above[level], return_index=True, return_inverse=True)
+        within = before - before[first][which]
+        place[level] = within + np.where(above[level] < 0, 0, place[above[level]] + 1)
+    order = np.empty_like(place)
+    order[place] = np.arange(len(ids))
+    return order
+
+
+def ranges_of(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """``first[i], first[i] + 1, ...``, ``count[i]`` of them, for one i after the other."""
+    behind = np.cumsum(count)
+    ranges: np.ndarray = np.arange(int(count.sum())) + np.repeat(first - (behind - count), count)
+    return ranges
