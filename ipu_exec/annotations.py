@@ -11,7 +11,6 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -38,12 +37,7 @@ class NameScope:
         OPEN.scopes.append(self.name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         OPEN.scopes.pop()
 
 
@@ -83,12 +77,7 @@ class Attribute:
         OPEN.attributes += self._attributes
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         del OPEN.attributes[len(OPEN.attributes) - len(self._attributes) :]
 
 
@@ -128,12 +117,7 @@ class Block:
         OPEN.begin(self._user_id, self._ipu_id)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         OPEN.depth -= 1
         outer = self._outer.pop()
         OPEN.ended = outer is None

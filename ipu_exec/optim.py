@@ -396,8 +396,8 @@ class SGD(Optimizer, torch.optim.SGD):
             )
 
 
-class Adam(Optimizer, torch.optim.Adam):
-    """`torch.optim.Adam` with PopTorch's arguments."""
+class _AdamArguments(Optimizer):
+    """Adam's arguments, which AdamW has too."""
 
     _own: ClassVar = {**_ACCUMULATION, "bias_correction": True, "max_grad_norm": math.inf}
 
@@ -422,30 +422,12 @@ class Adam(Optimizer, torch.optim.Adam):
         check_without_correction(self, self.bias_correction)
 
 
-class AdamW(Optimizer, torch.optim.AdamW):
+class Adam(_AdamArguments, torch.optim.Adam):
+    """`torch.optim.Adam` with PopTorch's arguments."""
+
+
+class AdamW(_AdamArguments, torch.optim.AdamW):
     """`torch.optim.AdamW` with PopTorch's arguments."""
-
-    _own: ClassVar = Adam._own
-
-    def __init__(  # noqa: PLR0913 - PopTorch's signature
-        self,
-        params: Params,
-        lr: float | None = None,
-        betas: tuple[float, float] | None = None,
-        eps: float | None = None,
-        weight_decay: float | None = None,
-        amsgrad: bool | None = None,
-        foreach: bool | None = None,
-        maximize: bool | None = None,
-        loss_scaling: float | None = None,
-        accum_type: torch.dtype | None = None,
-        first_order_momentum_accum_type: torch.dtype | None = None,
-        second_order_momentum_accum_type: torch.dtype | None = None,
-        bias_correction: bool | None = None,
-        max_grad_norm: float | None = None,
-    ) -> None:
-        self._make(params, locals())
-        check_without_correction(self, self.bias_correction)
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):

@@ -23,7 +23,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ipuscope.profiler.file.records import HostEvent, HostValue
@@ -169,12 +168,7 @@ class Tracepoint:
         recorder.begin(self._channel, self._label)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         recorder.end(self._channel, self._label)
 
     @staticmethod
