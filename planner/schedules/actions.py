@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 FORWARD, BACKWARD, INPUTS, WEIGHTS = "F", "B", "I", "W"  # I and W: the two parts of a backward
 
-_ACTION = re.compile(r"(\d{1,6})([FBIW])(\d{1,7})")
+_ACTION = re.compile(r"(\d{1,6})(F|B|I|W)(\d{1,7})")
 _OTHER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")
 _PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 MOST_ACTIONS = 500_000  # a simulation of them takes some seconds
