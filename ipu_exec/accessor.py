@@ -314,7 +314,7 @@ def strategy_of(given: object) -> SharingStrategy:
         if given in (strategy, strategy.name, strategy.value):
             return strategy
     names = ", ".join(strategy.name for strategy in SharingStrategy)
-    warn_once(f"sharing_strategy {given!r} is none of {names}: ForkServer is taken")
+    warn_once(f"sharing_strategy {given!r} is not one of {names}: ForkServer is taken")
     return SharingStrategy.ForkServer
 
 

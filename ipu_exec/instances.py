@@ -83,5 +83,5 @@ def tell_as_open_mpi() -> None:
 def _number(name: str, otherwise: int) -> int:
     value = os.environ.get(name, str(otherwise))
     if not value.isdecimal():
-        raise UsageError(f"{name}={value!r} is no whole number: ipu-run --instances sets it")
+        raise UsageError(f"{name}={value!r} is not a whole number: ipu-run --instances sets it")
     return int(value)

@@ -581,7 +581,7 @@ class Options(Group):
         try:
             lines = Path(filepath).read_text().splitlines()
         except UnicodeDecodeError as error:
-            raise ConfigFileError(f"{filepath} is no text ({error})") from None
+            raise ConfigFileError(f"{filepath} is not text ({error})") from None
         for number, line in enumerate(lines, 1):
             if line.split("#")[0].strip():
                 place = f"line {number} of {Path(filepath).name}"
@@ -598,7 +598,7 @@ class Options(Group):
         try:
             calls = from_json.loads(string)
         except ValueError as error:
-            raise UsageError(f"options are no JSON ({error}): {string!r}") from None
+            raise UsageError(f"options are not JSON ({error}): {string!r}") from None
         if not isinstance(calls, dict):
             raise UsageError(f"options are a JSON object of methods, not {string[:60]!r}")
         for name, value in calls.items():

@@ -85,7 +85,7 @@ def _one(word: str, option: str) -> dict[str, Any]:
     choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
     if value in choices.get(name, ()):
         return {name: value}
-    raise Error(f"{option} {word!r} is no lever. There are: {_KNOWN}")
+    raise Error(f"{option} {word!r} is not a lever. There are: {_KNOWN}")
 
 
 def asked() -> Levers:

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         if options:
             flag = options[0].split("=")[0]
             self.error(
-                f"there is no option {flag}{did_you_mean(flag, self._option_string_actions)}"
+                f"there is not an option {flag}{did_you_mean(flag, self._option_string_actions)}"
             )
         return found, unknown
 

@@ -78,7 +78,7 @@ def _words(style: Any) -> str:
 
 def _check_style(where: str, style: Any) -> None:
     if isinstance(style, str) and style not in _STYLES:
-        raise UsageError(f"{where}: {style!r} is no style; known words are {', '.join(_STYLES)}")
+        raise UsageError(f"{where}: {style!r} is not a style; known words are {', '.join(_STYLES)}")
     if not isinstance(style, str) and not hasattr(style, "_apply"):
         raise UsageError(
             f"{where}: a style is one of torch.distributed.tensor.parallel (ColwiseParallel(),"
@@ -101,9 +101,9 @@ def styles_of_modules(
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched and pattern != "":
             raise UsageError(
-                f"{sharding}: the plan's {pattern!r} is no module of {type(model).__name__}; it has"
-                f" {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. '*' stands for any"
-                " part of a name"
+                f"{sharding}: the plan's {pattern!r} is not a module of {type(model).__name__}; it"
+                f" has {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}. '*' stands for"
+                " any part of a name"
             )
         for name in matched or [""]:
             module_styles.setdefault(name, []).append(style)

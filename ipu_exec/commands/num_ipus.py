@@ -116,8 +116,8 @@ def _more_samples(costs: Costs, ipus: int) -> str:
     )
     return (
         f". The samples of a call make no more: give it {least}, or a multiple of that, or take"
-        f" --num-ipus {fewer}. Where an input is no batch of samples (the edges of a graph), only"
-        " options.setExecutionStrategy(poptorch.ShardedExecution()) goes without micro-batches"
+        f" --num-ipus {fewer}. Where an input is not a batch of samples (the edges of a graph),"
+        " only options.setExecutionStrategy(poptorch.ShardedExecution()) goes without micro-batches"
     )
 
 

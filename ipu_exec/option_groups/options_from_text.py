@@ -57,7 +57,7 @@ def method_of(options: Any, path: str) -> Callable[..., Any]:
     method: Any = options
     for name in path.split("."):
         if name.startswith("_") and name != "_Popart":
-            raise AttributeError(f"{path} is no option")
+            raise AttributeError(f"{path} is not an option")
         method = getattr(method, name)
     found: Callable[..., Any] = method
     return found
@@ -83,7 +83,7 @@ def _made(call: ast.Call) -> Any:
         return getattr(_made(call.func.value), call.func.attr)(*arguments, **named)
     known = {kind.__name__: kind for kind in _CONSTRUCTORS}
     if before or name not in known:
-        raise ValueError(f"{ast.unparse(call.func)} is none of {', '.join(known)}")
+        raise ValueError(f"{ast.unparse(call.func)} is not one of {', '.join(known)}")
     return known[name](*arguments, **named)
 
 

@@ -96,8 +96,8 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
     if not sizes:
         raise QuestionError(
-            f"--global-batch {batch} is no multiple of the script's micro-batch of {micro_batch}:"
-            " say --micro-batches, numbers that divide it"
+            f"--global-batch {batch} is not a multiple of the script's micro-batch of"
+            f" {micro_batch}: say --micro-batches, numbers that divide it"
         )
     if all(batch % size for size in sizes):
         raise QuestionError(

@@ -437,7 +437,7 @@ def check_updatable(names: Sequence[str], model: torch.nn.Module) -> None:
     for name in names:
         if name not in known:
             raise UsageError(
-                f"updatableNamedBuffers names {name!r}, which is no buffer of the model: it has"
+                f"updatableNamedBuffers names {name!r}, which is not a buffer of the model: it has"
                 f" {', '.join(map(repr, known)) or 'none'}"
             )
 

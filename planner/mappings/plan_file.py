@@ -108,7 +108,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
     except ValueError as error:
         raise PlanError(path, f"is no JSON ({error})") from error
     if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise PlanError(path, "is no plan")
+        raise PlanError(path, "is not a plan")
     if not isinstance(said.get("plan"), dict):
         raise PlanError(path, "is a placement file, and holds no plan beside it")
     try:

@@ -93,7 +93,7 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise QuestionError(f"--budget {text!r} is no time: say 90s, 5m or 1h")
+        raise QuestionError(f"--budget {text!r} is not a duration: say 90s, 5m or 1h")
     return seconds
 
 

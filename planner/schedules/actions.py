@@ -210,7 +210,7 @@ def _of_cells(cells: Sequence[str], where: str) -> list[Action]:
         for place, part in enumerate(parts):
             if part is None:
                 raise ValueError(
-                    f"{where}: {cell[:40]!r} is no action: write stage, work (F, B, I or W) and"
+                    f"{where}: {cell[:40]!r} is not an action: write stage, work (F, B, I or W) and"
                     " micro-batch, such as 2F0"
                 )
             stage, work, number = part.groups()

@@ -91,7 +91,7 @@ def _interleaved(ahead: int, lag: int | None) -> Callable[[int, int, int], Ranks
         rounds = max(1, count // ranks)
         if count % rounds:
             raise ValueError(
-                f"{count} micro-batches are no multiple of {rounds} rounds (a round is"
+                f"{count} micro-batches are not a multiple of {rounds} rounds (a round is"
                 f" {ranks} micro-batches or some more)"
             )
         each = count // rounds

@@ -87,9 +87,8 @@ class OneOf:
         other = sorted(set(values.tolist()).difference(self.words))
         if not other:
             return ""
-        return (
-            f"{what} has {other[0][:60]!r}, which is none of {', '.join(filter(None, self.words))}"
-        )
+        words = ", ".join(filter(None, self.words))
+        return f"{what} has {other[0][:60]!r}, which is not one of {words}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Sides:
     def problem(self, what: str, values: np.ndarray, known: Known | None = None) -> str:
         """See `Bound`."""
         wrong = next((words for words in values.tolist() if not _is_shape(words)), None)
-        return "" if wrong is None else f"{what} has {wrong[:60]!r}, which is no shape"
+        return "" if wrong is None else f"{what} has {wrong[:60]!r}, which is not a shape"
 
 
 _SHAPE = re.compile(r"(\[(\d{1,16}(, ?\d{1,16})*)?\])?")

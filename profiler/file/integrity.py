@@ -125,10 +125,10 @@ def of_header(meta: dict[str, Any]) -> str:
     """What is wrong with the header: entries that are not what they must be."""
     for name in _TEXTS:
         if not isinstance(meta.get(name, ""), str):
-            return f"the header's {name} is {meta[name]!r}, which is no text"
+            return f"the header's {name} is {meta[name]!r}, which is not text"
     samples = meta.get("micro_batch", 0)
     if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
-        return f"the header's micro_batch is {samples!r}, which is no number of samples"
+        return f"the header's micro_batch is {samples!r}, which is not a number of samples"
     return ""
 
 

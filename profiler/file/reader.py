@@ -292,7 +292,7 @@ class Reader:
         self._check_columns(record)
         rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
         if len(rows) != 1 or not isinstance(rows[0][0], str):
-            raise self.damaged(f"{record.table}.{column} of the row {id} is no text")
+            raise self.damaged(f"{record.table}.{column} of the row {id} is not text")
         answer: str = rows[0][0]
         return answer
 
@@ -308,7 +308,7 @@ class Reader:
                 some,
             )
         if [id for id, _ in rows] != ids or any(type(text) is not str for _, text in rows):
-            raise self.damaged(f"{record.table}.{column} of some rows is no text")
+            raise self.damaged(f"{record.table}.{column} of some rows is not text")
         return [text for _, text in rows]
 
     # -- vectors ---
@@ -518,7 +518,7 @@ def _check_header(path: Path) -> bool:
     try:
         # A pipe would be waited for, and a device has no end.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         with open(path, "rb") as file:
             header = file.read(_HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from ipuscope.waiting import waiting
 
     if not os.path.isfile(args.profile):
-        raise ProfileError(args.profile, "it is no file", "Give a profile.pop")
+        raise ProfileError(args.profile, "it is not a file", "Give a profile.pop")
     try:
         import pva  # type: ignore[import-not-found]  # the vendor's
     except ImportError as error:

@@ -85,5 +85,5 @@ def _number(value: float) -> str:
 def _seconds(words: str) -> int:
     number = common.count(words)
     if not 1 <= number <= 86_400:
-        raise argparse.ArgumentTypeError(f"{number} is no time limit: 1 to 86400 seconds")
+        raise argparse.ArgumentTypeError(f"{number} is not a time limit: 1 to 86400 seconds")
     return number

@@ -396,7 +396,7 @@ def test_a_sharing_strategy_may_be_named_and_an_unknown_one_warns() -> None:
     """As of a YAML file; PopTorch takes whatever it is given."""
     names = ("Fork", "fork", SharingStrategy.Fork)
     assert {strategy_of(one) for one in names} == {SharingStrategy.Fork}
-    with pytest.warns(UserWarning, match="'mmap' is none of SharedMemory, FileSystem"):
+    with pytest.warns(UserWarning, match="'mmap' is not one of SharedMemory, FileSystem"):
         assert strategy_of("mmap") is SharingStrategy.ForkServer
 
 

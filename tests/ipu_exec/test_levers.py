@@ -29,7 +29,7 @@ def test_levers_are_words_between_commas() -> None:
     ["quarter", "micro-batch", "micro-batch=0", "micro-batch=-2", "recompute=maybe", "state="],
 )
 def test_what_is_no_lever_is_an_error_that_names_those_there_are(text: str) -> None:
-    with pytest.raises(Error, match=r"is no lever.*outputs=all\|final\|loss"):
+    with pytest.raises(Error, match=r"is not a lever.*outputs=all\|final\|loss"):
         parse(text)
 
 
@@ -65,4 +65,4 @@ def test_state_in_parts_of_one_replica_is_said_to_change_nothing() -> None:
 def test_a_wrong_lever_ends_before_the_script(tmp_path: Path) -> None:
     process = ipu_run("--with", "fast", GPT, "--tiny", cwd=tmp_path)
     assert process.returncode == 2
-    assert "'fast' is no lever" in process.stderr
+    assert "'fast' is not a lever" in process.stderr

@@ -59,7 +59,7 @@ def test_a_mapping_says_itself_in_words() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda said: said.update(format="x"), "is no plan"),
+        (lambda said: said.update(format="x"), "is not a plan"),
         (lambda said: said.pop("plan"), "holds no plan"),
         (lambda said: said["plan"].update(candidates=[]), "makes no sense"),
         (

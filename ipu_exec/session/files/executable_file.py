@@ -123,7 +123,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
 def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list[int] | None]:
     """The parts of a program. ValueError if they are not those of a program."""
     if not isinstance(whole, tuple) or len(whole) != 4:
-        raise ValueError("it is no compiled program")
+        raise ValueError("it is not a compiled program")
     executable, inputs, state, rng_state = whole
     bytes_only = rng_state is None or (
         isinstance(rng_state, list)
@@ -132,7 +132,7 @@ def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list
     kinds = (Executable, dict, dict)
     parts = (executable, inputs, state)
     if not bytes_only or not all(map(isinstance, parts, kinds)):
-        raise ValueError("it is no compiled program")
+        raise ValueError("it is not a compiled program")
     return executable, inputs, state, rng_state
 
 

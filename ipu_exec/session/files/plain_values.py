@@ -288,7 +288,7 @@ def _pairs(parts: list[Any]) -> dict[Any, Any]:
 def _numbers(kind: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     def make(parts: list[Any]) -> Any:
         if not all(isinstance(part, (int, float, NoneType)) for part in parts):
-            raise ValueError("numbers are no numbers")
+            raise ValueError("its bounds are not numbers")
         return kind(*parts)
 
     return make

@@ -292,8 +292,8 @@ def test_a_vocabulary_is_shared_by_embedding_head_and_loss(vocabulary: int) -> N
     [
         (3, PLAN, "a power of two"),
         (0, PLAN, "a power of two"),
-        (2, {"layer.nothing": "colwise"}, "'layer.nothing' is no module of OneLayer"),
-        (2, {"layer.qkv": "sideways"}, "'sideways' is no style"),
+        (2, {"layer.nothing": "colwise"}, "'layer.nothing' is not a module of OneLayer"),
+        (2, {"layer.qkv": "sideways"}, "'sideways' is not a style"),
         (2, {"layer.qkv": 7}, "a style is one of torch.distributed.tensor.parallel"),
         (2, "auto", "OneLayer has no tp_plan"),
         (2, {"layer.norm": ColwiseParallel()}, "PyTorch refuses ColwiseParallel for 'layer.norm'"),

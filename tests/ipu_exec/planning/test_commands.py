@@ -131,7 +131,8 @@ def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) ->
     wrong = ipu_run("--sweep", "Training.nothing=1", str(script), cwd=tmp_path)
     assert wrong.returncode == 2
     assert (
-        "--sweep 'Training.nothing=1' is no lever" in wrong.stderr and "--with" not in wrong.stderr
+        "--sweep 'Training.nothing=1' is not a lever" in wrong.stderr
+        and "--with" not in wrong.stderr
     )
 
 

@@ -101,7 +101,7 @@ def test_only_updatable_buffers_are_copied_alone() -> None:
     with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
         other.copyNamedBuffersToDevice()
     unknown = poptorch.inferenceModel(Line().eval(), quiet().updatableNamedBuffers(["weight"]))
-    with pytest.raises(poptorch.Error, match="'weight', which is no buffer of the model"):
+    with pytest.raises(poptorch.Error, match="'weight', which is not a buffer of the model"):
         unknown(X)
 
 
