@@ -26,7 +26,7 @@ def test_what_cannot_be_fixed_is_said(word: str) -> None:
 
 def test_times() -> None:
     assert [parse_seconds(text) for text in ("90", "90s", "5m", "1h")] == [90, 90, 300, 3600]
-    with pytest.raises(QuestionError, match="no time"):
+    with pytest.raises(QuestionError, match="not a duration"):
         parse_seconds("soon")
 
 
