@@ -21,6 +21,7 @@ from ipuscope.profiler.timeline.schedule_types import (
     UNLOAD,
     Costs,
 )
+from tests import closed_forms as formulas
 
 
 def brute_force(forward: list[int], backward: list[int], micro_batches: int, overhead: int) -> int:
@@ -138,7 +139,7 @@ def test_overlapped_transfers_cost_what_the_closed_form_says(stages, load, unloa
         Costs(ipus, forward, backward, load=((0, load),), unload=((0, unload),)), count
     )
     work = sum(forward) + sum(backward)
-    assert schedule.total == closed_forms.overlapped_cycles(work, load, unload, count)
+    assert schedule.total == formulas.overlapped_cycles(work, load, unload, count)
     # turn by turn: the load of the next, the work on this one, the unload of the one before
     turns = [max(work, load * (turn + 1 < count) + unload * (turn > 0)) for turn in range(count)]
     assert schedule.total == load + sum(turns) + unload

@@ -21,13 +21,13 @@ from ipuscope.profiler import analysis, open_report, pva
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import closed_forms
 from ipuscope.reports.chrome_trace import events
 from ipuscope.reports.cli import doctor
 from ipuscope.reports.text_timeline import timeline
 from ipuscope.viewer.figures import trace
 from ipuscope.viewer.figures.lanes import StepRows
 from ipuscope.viewer.figures.lanes import lanes as lanes_of
+from tests import closed_forms as formulas
 from tests.models import model_of
 
 MK2 = TARGETS["mk2"]
@@ -107,7 +107,7 @@ def test_what_is_overlapped_costs_what_the_closed_form_says_and_numbers_stay_the
     work = costs.forward[0] + costs.backward[0]
     assert (
         overlapped.executable.cycles_per_call
-        == closed_forms.overlapped_cycles(work, load, unload, 4) + costs.update[0]
+        == formulas.overlapped_cycles(work, load, unload, 4) + costs.update[0]
     )
     # one after the other, all of it: an exchange between I/O tiles and the others is what
     # overlapping costs besides

@@ -21,12 +21,13 @@ from ipu_exec.errors import warn_once
 from ipu_exec.machine import TARGETS
 from ipuscope import profiler
 from ipuscope.profiler.enums import Purpose
-from ipuscope.profiler.timeline import closed_forms, schedule_types
+from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.phased_schedules import (
     Phases,
     pipelined_phases,
     pipelined_phases_total,
 )
+from tests import closed_forms as formulas
 from tests.models import Mlp
 
 WIDTH, LAYERS, BATCH = 64, 4, 8
@@ -154,11 +155,11 @@ def test_the_closed_form_is_the_trace(
     of_phases = Phases(of_stage, {}, {}, once=once)
     laid_out = pipelined_phases(costs, micro_batches, of_phases)
     assert pipelined_phases_total(costs, micro_batches, of_phases) == laid_out.total
-    assert laid_out.total == closed_forms.pipelined_phases_cycles(
+    assert laid_out.total == formulas.pipelined_phases_cycles(
         stages, phases, micro_batches, forward, backward, enter, back, leave
     )
     runs = phases * (2 if backward else 1)
-    assert len(laid_out.phases) == runs * closed_forms.phase_cycles(stages, micro_batches)
+    assert len(laid_out.phases) == runs * formulas.phase_cycles(stages, micro_batches)
     for ipu in range(stages):  # tasks tile each IPU's time
         here = laid_out.ipu == ipu
         start, end = laid_out.start[here], laid_out.end[here]
@@ -220,9 +221,9 @@ def test_many_micro_batches_take_what_all_of_them_laid_out_take(seed: int) -> No
 @pytest.mark.parametrize(
     "over",
     [
-        closed_forms.OverIoTiles(2, 3, 5, 4, 1, 1, 2),  # all of it beside computing
-        closed_forms.OverIoTiles(8, 9, 5, 30, 100, 70, 90),  # longer than what they are beside
-        closed_forms.OverIoTiles(load_backward=26, leave=40),
+        formulas.OverIoTiles(2, 3, 5, 4, 1, 1, 2),  # all of it beside computing
+        formulas.OverIoTiles(8, 9, 5, 30, 100, 70, 90),  # longer than what they are beside
+        formulas.OverIoTiles(load_backward=26, leave=40),
     ],
 )
 @pytest.mark.parametrize("backward", [0, 25])
@@ -231,7 +232,7 @@ def test_the_closed_form_over_io_tiles_is_the_trace(
     phases: int,
     micro_batches: int,
     once: tuple[int, int, int],
-    over: closed_forms.OverIoTiles,
+    over: formulas.OverIoTiles,
     backward: int,
 ) -> None:
     forward, count = 10, stages * phases
@@ -257,7 +258,7 @@ def test_the_closed_form_over_io_tiles_is_the_trace(
     )
     laid_out = pipelined_phases(costs, micro_batches, facts)
     assert pipelined_phases_total(costs, micro_batches, facts) == laid_out.total
-    assert laid_out.total == closed_forms.phases_over_io_tiles_cycles(
+    assert laid_out.total == formulas.phases_over_io_tiles_cycles(
         stages, phases, micro_batches, forward, backward, once, over
     )
     aside = np.isin(laid_out.kind, schedule_types.BESIDE)
@@ -350,7 +351,7 @@ def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:
     costs, tree = executable.timeline.costs, executable.tree
     ends = (schedule_types.ENTER, schedule_types.RETURN, schedule_types.LEAVE)
     enter, back, leave = (max(tree.cycles(task, k) for k in range(LAYERS)) for task in ends)
-    most = closed_forms.pipelined_phases_cycles(
+    most = formulas.pipelined_phases_cycles(
         2,
         2,
         MICRO_BATCHES,
