@@ -66,8 +66,8 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
     In pipeline cycle c of a phase of p stages, stage k works on micro-batch c - k; the cycle lasts
     as long as its slowest stage, and there are M + p - 1 cycles per phase and direction. An IPU
     loads for its next stage as soon as it has finished the last one, beside the cycles in which
-    others still work; the first cycle of its next stage waits for that load. The closed forms are in
-    docs/pipeline-schedules.md#phased-execution; `tests/closed_forms.py` computes them.
+    others still work; the first cycle of its next stage waits for that load. The closed forms are
+    in docs/pipeline-schedules.md#phased-execution; `tests/closed_forms.py` computes them.
     """
     laid = _LaidOut.of(costs, micro_batches, phases)
     tasks, active, host = laid.tasks, laid.active, laid.host
