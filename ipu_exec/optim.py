@@ -125,7 +125,8 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
                 f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"
             )
     name = type(optimizer).__name__
-    bases = {torch.optim.Optimizer, Optimizer, _OneByOne} & set(type(optimizer).__bases__)
+    ours = {torch.optim.Optimizer, Optimizer, _AdamArguments, _OneByOne}
+    bases = ours & set(type(optimizer).__bases__)
     if not bases and not type(optimizer).__module__.startswith("torch.optim."):
         logger.warning(
             "Optimizer `%s` subclassed from classes in poptorch.optim or torch.optim are unlikely"

@@ -513,3 +513,15 @@ def test_momentum_begins_where_the_optimiser_before_had_none() -> None:
     wrapped(torch.ones(1, 2))
     state = after.state[model.weight]
     assert float(state["step"]) == 2 and bool((state["momentum_buffer"] > 0).all())
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "LAMB", "LARS"])
+def test_only_a_users_own_subclass_is_warned_of(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = getattr(optim, name)
+    optim.check_supported(kind([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    assert not caplog.records
+    own = type("Own", (kind,), {})
+    optim.check_supported(own([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    assert "`Own` subclassed from" in caplog.text
