@@ -218,12 +218,20 @@ def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> Non
 
 def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
     """The choice, and the script lines for it."""
+    from ipuscope.planner.predict.memory_verdict import Answer
+
     assignment = split.prediction.assignment
     spans = assignment.spans(len(costs))
     stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
     total = split.prediction.total
     turn = "a weight update" if costs.training else "a device iteration"
     yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles {turn} predicted)"
+    fullest = min(split.prediction.memory, key=lambda one: one.free)
+    if fullest.answer is not Answer.FITS:
+        yield (
+            f"ipu-run: the memory of IPU {fullest.ipu} is {fullest}. ipu-run --tune {ipus} also"
+            " tries other micro-batches, replicas and recomputation"
+        )
     for name, nbytes in travelling(costs, split):
         yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
     for stage, ipu in enumerate(assignment.ipus):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.rebalance.random_costs import random_costs
+from ipu_exec.commands import num_ipus
+from ipuscope.planner.predict.memory_verdict import Verdict
+from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import open_report
 from tests.ipu_exec.test_run import FOUR_BLOCKS, ipu_run, write
 
@@ -147,3 +153,14 @@ def test_a_script_that_wraps_no_model_is_told_what_to_write(
     assert process.returncode == code
     assert "plain.py wrapped no model" in process.stderr
     assert "poptorch.trainingModel(module, poptorch.Options(), optimizer)" in process.stderr
+
+
+def test_a_split_that_only_a_compile_knows_to_fit_is_told_with_its_doubt() -> None:
+    costs = random_costs(np.random.default_rng(0), 6, stages=2)
+    split = best_split(costs, 2)
+    assert not any("compile to know" in line for line in num_ipus._said(costs, split, 2, ()))
+    close = Verdict(1, 7, 99, 100, "weights", 50, False)
+    doubtful = replace(split, prediction=replace(split.prediction, known_memory=(close,)))
+    lines = list(num_ipus._said(costs, doubtful, 2, ()))
+    assert "memory of IPU 1 is too close to call: compile to know" in lines[1]
+    assert "ipu-run --tune 2" in lines[1]
