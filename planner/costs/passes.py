@@ -91,15 +91,20 @@ def touches(
 
     ``uses``: operators, and the ids of variables that each uses. A variable that no operator names
     counts as touched where it begins and where it ends, since a variable overwritten in place ends
-    where its last operator begins.
+    where its last operator begins. An output that waits for the host counts in its Block's backward
+    too, which runs meanwhile.
     """
     by_operators = _by_operators(passes, steps, living, uses)
     at_edges = [
         (np.arange(len(living)), steps.at(living.ipu, edge))
         for edge in (living.start, living.stop - 1)
     ]
+    last = at_edges[1][1]
+    waits = (last >= 0) & (steps.purpose[last] == Purpose.STREAM_OUT) & (living.block >= 0)
+    waiting = np.flatnonzero(waits)
     pairs = [
         by_operators,
+        (waiting, Pass.BACKWARD * passes.blocks + living.block[waiting]),
         *((row, np.where(at >= 0, passes.at[at], _NONE)) for row, at in at_edges),
     ]
     row, number = (np.concatenate(column) for column in zip(*pairs, strict=True))
