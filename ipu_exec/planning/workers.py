@@ -27,7 +27,7 @@ from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ipu_exec.errors import Error
 from ipuscope.planner.mappings.search_state import EngineLost
@@ -188,11 +188,16 @@ class Processes(_Pool):
         self._scratch.cleanup()
 
     def _end(self, pool: ProcessPoolExecutor) -> None:
-        processes = list(pool._processes.values())
+        processes, results = list(pool._processes.values()), cast(Any, pool)._result_queue
         pool.shutdown(wait=False, cancel_futures=True)
         if not all(future.done() for future in self._running):
             for process in processes:
                 process.terminate()
+            for process in processes:
+                process.join()
+            # Who was ended while it sent a result left half of one, which the pool's thread reads
+            # for ever: until nobody can send the rest.
+            results._writer.close()
         pool.shutdown(wait=True)
 
 

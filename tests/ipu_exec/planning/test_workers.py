@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -149,3 +151,26 @@ def test_what_is_begun_ahead_is_taken_once_asked_for(two: Processes, tmp_path: P
     assert Path(foreseen).read_text() == "." and Path(never).exists()
     assert list(two.run([Task(count_of, (foreseen,), "foreseen")])) == [1]
     assert Path(foreseen).read_text() == "."
+
+
+def half_sent(mark: str) -> None:
+    """Send the beginning of a result, and stay in the middle of it."""
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        assert frame.f_back is not None
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
+    Path(mark).touch()
+    time.sleep(600)
+
+
+def test_a_worker_ended_while_it_sends_a_result_keeps_nobody_waiting(tmp_path: Path) -> None:
+    workers, mark = Processes(1), tmp_path / "mark"
+    workers.run([Task(half_sent, (str(mark),))])
+    while not mark.exists():
+        time.sleep(0.05)
+    pool: Any = workers._pool
+    manager = pool._executor_manager_thread  # which Python waits for at its end
+    workers.close()
+    manager.join(60)
+    assert not manager.is_alive()
