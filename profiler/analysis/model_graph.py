@@ -105,6 +105,17 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     return rows[["source", "target", "tensor", "shape", "bytes", "kind"]]
 
 
+def groups(report: Report) -> set[Path]:
+    """The paths of all groups of operators, which `graph` may open."""
+    paths = paths_of(report.ops, _order(report.ops))
+    return {path[:size] for path in paths for size in range(1, len(path))}
+
+
+def _order(ops: pd.DataFrame) -> str:
+    """By what operators are grouped: Blocks, or modules of a model without."""
+    return "block" if (ops["block"] >= 0).any() else "module"
+
+
 def graph(
     report: Report,
     opened: Collection[Path] = (),
@@ -118,7 +129,7 @@ def graph(
     """
     wanted = (report.ops["direction"] == direction).to_numpy()
     ops = report.ops[wanted]
-    order = "block" if (ops["block"] >= 0).any() else "module"
+    order = _order(ops)
     paths = paths_of(ops, order)
     like = _same(report) if together and order == "block" else {}
     paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]

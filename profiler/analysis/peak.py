@@ -68,7 +68,7 @@ _OF_OPERATORS = ("compute", "exchange on chip", "sync")
 _RAMPS = ("ramp-up", "ramp-down")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Peak:
     """A device iteration of a replica against the peak of its IPUs.
 

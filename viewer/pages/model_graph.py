@@ -22,7 +22,7 @@ from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
 from ipuscope.profiler.enums import Direction
 from ipuscope.viewer.figures import flame, units
 from ipuscope.viewer.figures.theme import Theme, text_on
-from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages import common, refused
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
@@ -54,7 +54,7 @@ def card(view: View) -> Any:
                     common.switch(view, "layers", "layers", both, both[many][0]),
                 ),
                 *_listed(common.switch(view, "colour", "colour", COLOURS, "stage")),
-                common.hidden(view, "open"),
+                common.hidden(view, "open", check=_no_group(view.report)),
             ],
             className="controls",
         ),
@@ -127,6 +127,19 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
 
 def _listed(one: Any) -> list[Any]:
     return one if isinstance(one, list) else [one]
+
+
+def _no_group(report: Report) -> refused.Check:
+    """Checks the groups of the model that are open, each a path; "" is none."""
+
+    def check(value: str) -> str:
+        asked = [one for one in value.split("|") if one]
+        there = model_graph.groups(report) if asked else set()
+        bad = [one for one in asked if flame.path_of(one) not in there]
+        words = f"there are {len(there):,} groups, as Costs' tree has them"
+        return refused.refused("group", bad[0], words, "Click a node to open it.") if bad else ""
+
+    return check
 
 
 def toggled(opened: Any, path: str) -> str:

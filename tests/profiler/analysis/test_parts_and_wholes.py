@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ipuscope.profiler.report as reports
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import program
 from ipuscope.profiler.analysis.kinds import spent_by_kind
 from ipuscope.profiler.file import records
+from ipuscope.profiler.report import tables
 from ipuscope.viewer.figures.rebalance import predicted_lanes
 from tests.synthetic import synthetic_profile
 
@@ -62,8 +62,8 @@ def test_names_are_read_alone_while_they_are_few(path: Path, report: Report) -> 
         assert not report.columns_of(records.Variable).has("name")
         assert names == other.columns_of(records.Variable)["name"][rows].tolist()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reports, "_FEW_NAMES", 6)
-            patch.setattr(reports, "_FEW_OF_NAMES", 1 << 30)
+            patch.setattr(tables, "_FEW_NAMES", 6)
+            patch.setattr(tables, "_FEW_OF_NAMES", 1 << 30)
             assert report.names_at(records.Variable, rows).tolist() == names
         assert report.columns_of(records.Variable).has("name")
         ops = report.op_names(np.array([-1, 1, 0, 1 << 40])).tolist()
