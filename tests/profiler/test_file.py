@@ -294,7 +294,7 @@ print("not killed")
 
 def test_a_pipe_with_a_profiles_name_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "profile.pop")
-    with pytest.raises(ProfileError, match="no regular file"):
+    with pytest.raises(ProfileError, match="not a regular file"):
         open_report(tmp_path / "profile.pop")
 
 

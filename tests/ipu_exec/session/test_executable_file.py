@@ -137,7 +137,7 @@ def test_arrays_come_back(dtype: str) -> None:
         (["size", "x"], "cannot be made"),
         (["dict", "a"], "shorter"),
         (["set", [0]], "is broken"),
-        (["range", "a", 1, 1], "no numbers"),
+        (["range", "a", 1, 1], "not numbers"),
         ("tuple", "where a list belongs"),
     ],
 )
