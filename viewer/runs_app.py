@@ -39,7 +39,8 @@ def create_runs_app(
     """The viewer of `ipuscope.profiler.analysis.runs.runs`. ``name``: of their folder."""
     settings = settings_of(runs)
     over = int((~runs["fits"]).sum())
-    said = f"{len(runs)} runs; {', '.join(map(str, settings)) or 'nothing'} differ"
+    names = ", ".join(map(str, settings))
+    said = f"{len(runs)} runs; {f'{names} differ' if names else 'nothing differs'}"
     said += f"; {over} out of memory" if over else ""
     app = page_alone(
         f"runs of {name}",

@@ -18,9 +18,9 @@ from ipuscope.planner.mappings.compile_waves import (
     at_once,
     first_wave,
     foresee,
-    in_parts_too,
     look_at,
     price,
+    price_state_in_parts,
     walk,
 )
 from ipuscope.planner.mappings.engine import Engine, Settled
@@ -103,7 +103,7 @@ def _in_one_pipeline(state: State, keys: Sequence[Key], own: Mapping | None) -> 
         look_at(state, first, costs)
     walk(state, keys, price)
     at_once(state, [key for key in keys if not key.accumulates])
-    in_parts_too(state)
+    price_state_in_parts(state)
     proportions_of_ipus(state)
     _come_back(state)
 

@@ -222,7 +222,7 @@ def _some(keys: Sequence[Key]) -> str:
     return "; ".join(map(str, keys[:3])) + ("; ..." if len(keys) > 3 else "")
 
 
-def in_parts_too(state: State) -> None:
+def price_state_in_parts(state: State) -> None:
     """Compile with optimiser state in parts, where that could be best; what is left stays open."""
     question, fixed = state.question, state.question.fixed.get(PARTS)
     if not question.training or fixed is False:

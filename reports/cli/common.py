@@ -265,7 +265,11 @@ def find_one(pattern: str) -> Path:
 
     Raises CommandError if it stands for several runs.
     """
-    paths = find_profiles([pattern])
+    return one_of(pattern, find_profiles([pattern]))
+
+
+def one_of(pattern: str, paths: list[Path]) -> Path:
+    """`find_one` of what `find_profiles` gave for the argument."""
     if len(runs_of(paths)) > 1:
         some = ", ".join(str(path) for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise CommandError(

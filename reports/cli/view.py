@@ -99,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
     paths = common.find_profiles([args.profiles])
     if args.other is None and len(common.runs_of(paths)) > 1:
         return _runs(args, paths)
-    with _open(args.profiles) as report, _other(args) as other:
+    from ipuscope.profiler import open_report
+
+    with open_report(common.one_of(args.profiles, paths)) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from ipuscope.viewer import create_app
         from ipuscope.viewer.guard import Guard
