@@ -41,8 +41,9 @@ _SMALL = 0.01  # of the largest edge: one with fewer bytes has no label
 _HUES = 8  # stages that follow each other and differ in colour
 
 
-def card(view: View) -> Any:
-    """The card; callbacks of the page fill it (`elements`)."""
+def card(view: View, borders: bool = True) -> Any:
+    """The card; callbacks of the page fill it (`elements`). ``borders``: of stages may move."""
+    moves = ", an edge between Blocks to move the nearest border of a stage there" * borders
     many = len(view.report.blocks) > _MANY
     both = (("each", "each"), ("together", "together"))
     return common.card(
@@ -73,8 +74,8 @@ def card(view: View) -> Any:
             **_NAMED,
         ),
         common.filled("model-graph-said"),
-        note="Click a node to open it, an edge between Blocks to move the nearest border of a stage"
-        " there. Thick: between IPUs; dashed: a tied weight; pale: under 1% of the largest.",
+        note=f"Click a node to open it{moves}. Thick: between IPUs; dashed: a tied weight; pale:"
+        " under 1% of the largest.",
     )
 
 

@@ -47,7 +47,7 @@ def layout(view: View) -> Any:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
             common.card("Rebalance", common.message(sentence(str(error)))),
-            model_graph.card(view),
+            model_graph.card(view, borders=False),
             _levers_card(view, "What else gains, each alone and several together."),
         ]
     counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
