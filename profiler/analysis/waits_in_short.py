@@ -44,19 +44,20 @@ class WaitsInShort:
         return int(self.waterfall["cycles"].sum())
 
 
-@stored
 def of(report: Report) -> WaitsInShort:
     """The waits of a report that has a run."""
+    return WaitsInShort(*_parts(report))
+
+
+@stored
+def _parts(report: Report) -> tuple[pd.DataFrame, pd.DataFrame, dict[int, int]]:
     path = critical_path(report)
     longest = longest_waits(report, path).head(MOST)
     begin, end = np.array(_places(report, path, longest), dtype=np.int64).reshape(-1, 2).T
     computes = path[(path["cause"] == "compute") & (path["stage"] >= 0)]
     by_ipu = computes["cycles"].groupby(computes["ipu"] % report.target.ipus_per_replica).sum()
-    return WaitsInShort(
-        waterfall(path),
-        longest.assign(begin=begin, end=end)[[*_LONGEST]],
-        dict(zip(by_ipu.index.tolist(), by_ipu.tolist(), strict=True)),
-    )
+    computing = dict(zip(by_ipu.index.tolist(), by_ipu.tolist(), strict=True))
+    return waterfall(path), longest.assign(begin=begin, end=end)[[*_LONGEST]], computing
 
 
 def _places(report: Report, path: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[int, int]]:
