@@ -40,16 +40,14 @@ from ipu_exec.enums import (
 from ipu_exec.errors import UsageError
 from ipu_exec.option_groups.engine_options import (
     DEFAULT_RUN_COUNT,
-    Profiling,
-    engine_flag,
-    engine_options_of,
-    warn_of_engine_options,
-)
-from ipu_exec.option_groups.environment import (
     DEFAULTS_VARIABLE,
     LENIENT_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
+    Profiling,
+    engine_flag,
+    engine_options_of,
+    warn_of_engine_options,
 )
 from ipu_exec.option_groups.group import Group, as_json
 from ipu_exec.option_groups.groups import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, warn_once
-from ipu_exec.option_groups.environment import LEVERS_VARIABLE
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
 from ipu_exec.options import Options
 

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from ipu_exec.base.context import keeping_what_is_saved
-from ipu_exec.base.optimiser_attributes import take_step
+from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype, take_step
 from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.capture import overlap, shared_sizes
 from ipu_exec.capture.layers.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.layers.expand import PerWeight, Registered, expand
 from ipu_exec.capture.layers.per_weight import updates_of_weights
 from ipu_exec.capture.layers.repeats import NotRepeatable, Repeats
-from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.fake_tensors import FakeTensors, make_state, unlogged
 from ipu_exec.capture.recording.marks import (
@@ -406,3 +405,36 @@ def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> N
                 f" This is not supported. Consider using self.{name}.copy_(src) to copy data from a"
                 " source tensor, where src is the name of the source tensor."
             )
+
+
+# -- The dtypes in which PopTorch's optimisers keep states, and the storages that they merge ---
+
+
+def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
+    """Give states and accumulators the dtypes in which an optimiser of PopTorch keeps them.
+
+    If one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+    """
+    if accumulates_in_velocity(optimizer):
+        _join_velocities_to_accumulators(graph)
+    dtypes: dict[int, str] = {}  # by storage
+    for storage in graph.storages.values():
+        if storage.parameter < 0:
+            continue
+        dtype = state_dtype(optimizer, storage.name.rpartition("/")[2])
+        if dtype is not None:
+            storage.dtype = dtypes[storage.id] = str(dtype).removeprefix("torch.")
+    for value in graph.values.values():
+        value.dtype = dtypes.get(value.storage, value.dtype)
+
+
+def _join_velocities_to_accumulators(graph: Graph) -> None:
+    storages = graph.storages
+    accumulators = {s.parameter: s.id for s in storages.values() if s.role == Role.ACCUMULATOR}
+    velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
+    joined: dict[int, int] = {}
+    for velocity in velocities:
+        if storages[velocity].parameter in accumulators:
+            joined[velocity] = accumulators[storages.pop(velocity).parameter]
+    for value in graph.values.values():
+        value.storage = joined.get(value.storage, value.storage)

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from ipu_exec.commands.program import Program
-from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, WARNING
+from ipu_exec.commands.program import NOTHING_WRAPPED, WARNING, Program
 from ipu_exec.errors import Error
-from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting

@@ -26,16 +26,17 @@ from ipu_exec.base.stand_in import stand_in
 from ipu_exec.base.user_tracebacks import hide
 from ipu_exec.commands import launch as launching
 from ipu_exec.commands.num_ipus import placement_for
-from ipu_exec.commands.program import Program, read
-from ipu_exec.commands.unwrapped import (
+from ipu_exec.commands.program import (
     NOTHING_WRAPPED,
+    Program,
     anything_wrapped,
     at_the_first_step_of_training,
+    read,
 )
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
-from ipu_exec.option_groups.environment import (
+from ipu_exec.option_groups.engine_options import (
     COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,

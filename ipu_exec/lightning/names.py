@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ipu_exec.lightning.accelerator import AcceleratorOnIpu
 from ipu_exec.lightning.library import Library, library
-from ipu_exec.lightning.precision import PrecisionOnIpu
+from ipu_exec.lightning.precision import AcceleratorOnIpu, PrecisionOnIpu
 from ipu_exec.lightning.strategy import StrategyOnIpu
 
 

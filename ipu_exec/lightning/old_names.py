@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ipu_exec.lightning.accelerator import AUTO_DEVICES
 from ipu_exec.lightning.library import PACKAGES, installed, library
 from ipu_exec.lightning.names import Names, names
-from ipu_exec.lightning.precision import PRECISIONS
+from ipu_exec.lightning.precision import AUTO_DEVICES, PRECISIONS
 
 
 class StepByStage(torch.nn.Module):

@@ -23,9 +23,8 @@ from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
 from ipu_exec.lightning.loaders import are_tensors, as_given, for_replicas, part, sample
 from ipu_exec.lightning.logged import keep_on_host, log_predictions, logging_predictions
-from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
-from ipu_exec.lightning.stage import StageModel
+from ipu_exec.lightning.stage import StageModel, depth_of, replicas_of
 from ipu_exec.options import Options
 from ipu_exec.session.stepped import SteppedExecutor
 

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.script_levers import Levers, changed_options
-from ipu_exec.session.call_plan import samples_of
-from ipu_exec.session.first_call import FirstCall
+from ipu_exec.session.call_plan import FirstCall, samples_of
 
 _DTYPES = {"half": torch.float16, "float": torch.float32}
 _FLOATS = (torch.float16, torch.float32)

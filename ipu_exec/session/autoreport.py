@@ -25,8 +25,7 @@ from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from ipu_exec.session.provenance import provenance
-from ipu_exec.session.source_text import source_text
+from ipu_exec.session.provenance import provenance, source_text
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info

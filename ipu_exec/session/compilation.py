@@ -13,11 +13,13 @@ import torch
 from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.options import Options
 from ipu_exec.session import proposed_blocks
 from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
-from ipu_exec.session.files.executable_cache import from_cache
+from ipu_exec.session.files.executable_file import from_cache
+from ipuscope.profiler import ProfileError, open_report
 
 
 def compile_step(
@@ -58,3 +60,26 @@ def compile_step(
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
     settings = options.flat() | ({"proposedBlocks": list(proposed)} if proposed else {})
     return replace(executable, settings=settings, contents=tuple(contents))
+
+
+# -- The error of a model that does not fit, with what would free most ---
+
+
+def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
+    """The error with a line for each change that frees memory, by the profile that it names.
+
+    The error itself where there is no profile, or none that says so.
+    """
+    if not error.profile_path:
+        return error
+    from ipuscope.planner.advice.relief import in_words, relief
+
+    try:
+        with open_report(error.profile_path) as report:
+            lines = in_words(relief(report))
+    except (ProfileError, ValueError):
+        return error
+    if not lines:
+        return error
+    said = "\n  ".join(["What frees most of that tile:", *lines])
+    return OutOfMemoryError(f"{error}\n{said}", profile_path=error.profile_path)

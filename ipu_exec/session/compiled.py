@@ -33,14 +33,13 @@ from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session import arguments
 from ipu_exec.session.agreement import agree
 from ipu_exec.session.applied_levers import pull_on_inputs, pull_on_model
-from ipu_exec.session.call_plan import plan_call, samples_of
+from ipu_exec.session.call_plan import FirstCall, Taker, plan_call, samples_of
+from ipu_exec.session.compilation import with_relief
 from ipu_exec.session.compile_hooks import hooked
 from ipu_exec.session.files import executable_file as executables
-from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.on_device import OnDevice
-from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.session.torch_compile import not_compiled_by_torch
 from ipu_exec.session.wrapped_model import unwrap

@@ -24,7 +24,7 @@ from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
-from ipu_exec.option_groups.environment import COMPILE_ONLY_VARIABLE
+from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.compiled import Compiled
 from ipu_exec.session.files import executable_file as executables

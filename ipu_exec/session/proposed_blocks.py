@@ -22,7 +22,7 @@ from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.placement_file import load_proposal
 from ipuscope.profiler.enums import Direction, Role

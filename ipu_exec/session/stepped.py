@@ -19,7 +19,7 @@ from ipu_exec.base.context import keeping_what_is_saved, on_ipu
 from ipu_exec.capture.control_flow import Reads, path
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
-from ipu_exec.option_groups.environment import COMPILE_ONLY_VARIABLE
+from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.modes import Modes

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler import confidence, units
-from ipuscope.profiler.analysis.instances import Shared, shared
 from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
-from ipuscope.profiler.analysis.waits_in_short import of as waits_of
+from ipuscope.profiler.analysis.waits import of as waits_of
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.units import count
 
 MOST_WAITS = 3
 _WAITS = ("longest_wait", "second_wait", "third_wait")
@@ -356,3 +356,30 @@ def slowest_words(slow: Slowest) -> str:
     where, name = slow.blocks or "no Block", slow.name
     who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
     return f"{who}: {slow.cycles:,} cycles a micro-batch, {slow.ratio:.2f} x the mean"
+
+
+# -- The instances of a script that share the replicas of a profiled model ---
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """``instances`` processes on ``hosts`` machines, each with ``replicas`` of ``ipus`` IPUs."""
+
+    instances: int
+    hosts: int
+    replicas: int
+    ipus: int
+
+    def __str__(self) -> str:
+        """On one line, as in "4 instances on 2 hosts x 2 replicas x 1 IPU"."""
+        where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
+        replicas, ipus = count(self.replicas, "replica"), count(self.ipus, "IPU")
+        return f"{count(self.instances, 'instance')}{where} x {replicas} x {ipus}"
+
+
+def shared(report: Report) -> Shared:
+    """The instances that run the replicas of a profile; one where the profile does not say."""
+    target = report.target
+    instances = max(1, int(number(report.meta, "num_instances", 1)))
+    hosts = max(1, int(number(report.meta, "num_hosts", 1)))
+    return Shared(instances, hosts, target.num_replicas // instances, target.ipus_per_replica)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent

@@ -18,7 +18,7 @@ from torch import nn
 import ipu_exec
 from examples.models import NAMES, build, split
 from ipu_exec import OutputMode, PipelinedExecution, ShardedExecution, Stage
-from ipu_exec.option_groups.environment import LEVERS_VARIABLE
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Advice, Levers, advise
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import Insight, Waits, insights, lever_gains, share_accounted

@@ -17,11 +17,11 @@ import pytest
 
 from ipuscope.planner import insights
 from ipuscope.profiler import ProfileError, Report, analysis, answers, open_report
-from ipuscope.profiler.analysis import hierarchy, kinds, operators, program, waits_in_short
+from ipuscope.profiler.analysis import hierarchy, kinds, operators, program, waits
 from ipuscope.profiler.answers import STORED, Store, pack, stored, unpack
 from tests.synthetic import synthetic_profile
 
-MODULES = (insights, analysis, hierarchy, kinds, operators, program, waits_in_short)
+MODULES = (insights, analysis, hierarchy, kinds, operators, program, waits)
 
 
 class Colour(Enum):

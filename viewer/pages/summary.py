@@ -8,7 +8,7 @@ import numpy as np
 from dash import Dash, Output, dcc, html
 
 from ipuscope.profiler import Report, analysis, confidence
-from ipuscope.profiler.analysis import facts, peak, waits_in_short
+from ipuscope.profiler.analysis import facts, peak, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.analysis.peak import Peak
 from ipuscope.profiler.units import per_second, sentence
@@ -86,7 +86,7 @@ def _operators_of(report: Report) -> list[Any]:
 def _why(view: View, clock: Clock) -> Any:
     """The waterfall of the critical path, and beside it the longest waits in words."""
     report = view.report
-    critical = waits_in_short.of(report)
+    critical = waits.of(report)
     rows = critical.longest.head(MOST_WAITS)
     entries = [
         html.Li(

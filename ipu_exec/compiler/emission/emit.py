@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from ipu_exec.compiler.emission.bodies import ProgramStep, ProgramTree, slice_step
-from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.body_builder import BodyBuilder, OperatorSteps
 from ipu_exec.compiler.emission.collectives import Collectives
-from ipu_exec.compiler.emission.operator_steps import OperatorSteps
 from ipu_exec.compiler.emission.pipelined_phases import PipelinedPhases
 from ipu_exec.compiler.emission.transfers import Transfers
 from ipu_exec.compiler.emission.update_exchanges import wait_for_senders

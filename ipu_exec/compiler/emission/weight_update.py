@@ -11,9 +11,8 @@ from dataclasses import replace
 from math import prod
 
 from ipu_exec.compiler.emission.bodies import Use, slice_step
-from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.body_builder import BodyBuilder, OperatorSteps
 from ipu_exec.compiler.emission.collectives import Collectives
-from ipu_exec.compiler.emission.operator_steps import OperatorSteps
 from ipu_exec.compiler.emission.transfers import Transfers
 from ipu_exec.compiler.emission.update_exchanges import update_exchanges
 from ipu_exec.compiler.placement.locations import Shard

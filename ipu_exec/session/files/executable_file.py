@@ -12,24 +12,31 @@ so with a warning, and nothing reads a model unless `ipu_exec.load` was asked to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 import ipuscope
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import Error
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import registry
 from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_apart
 
 FORMAT, VERSION = "ipuscope executable", 3
@@ -239,3 +246,71 @@ def key(*parts: Any) -> str:
     for part in parts:
         digest.update(repr(part).encode())
     return digest.hexdigest()[:40]
+
+
+# -- The executable cache (``Options.enableExecutableCaching``): a directory of compiled models ---
+# Entries are keyed by all inputs of the compilation. A cache that does not work is only a warning.
+
+
+logger = logging.getLogger("ipu_exec")
+
+
+def from_cache(
+    directory: str, graph: Graph, options: CompileOptions, compiled: Callable[[], Executable]
+) -> Executable:
+    """The directory's executable of ``graph``, or that of ``compiled``, which is then stored."""
+    name = key(graph, options, registry.by_users())
+    path = Path(directory) / f"{name}{SUFFIX}"
+    cached = _read(path)
+    if cached is None:
+        with _alone(path):
+            cached = _read(path)
+            if cached is None:
+                return _compile(path, options, compiled)
+    logger.info("taken from the cache: %s", path)
+    return cached
+
+
+def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executable]) -> Executable:
+    executable = compiled()
+    stored = Stored({"training": options.training}, executable, {}, {}, None)
+    try:
+        write(path, stored)
+    except Error as error:
+        logger.warning("nothing is kept in the cache: %s", error)
+    return executable
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one of the processes that want an executable compile it while the others wait for it.
+
+    The lock is the kernel's, so that a dead process holds none. Its file goes once there is an
+    executable to read: whoever waits at the old file finds that.
+    """
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        logger.warning("the cache is not locked: %s", error.strerror)
+        yield
+        return
+    logger.debug("cache file locked: %s", path)
+    try:
+        yield
+    finally:
+        logger.debug("released the cache lock: %s", path)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _read(path: Path) -> Executable | None:
+    if not path.exists():
+        return None
+    try:
+        executable: Executable = read(path).executable
+    except Error as error:
+        logger.warning("the cached executable is not taken: %s", error)
+        return None
+    return executable
