@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import frame_of
 from ipuscope.profiler.timeline.tile_usage import (
     CODE,
     Overflow,
@@ -38,6 +39,20 @@ def largest_extents(report: Report) -> np.ndarray:
     """Bytes of each IPU's largest extent of a tile, gaps included, in one replica: int64[ipu]."""
     ipus = range(report.target.ipus_per_replica)
     return np.array([report.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
+
+
+def live_at_peaks(report: Report) -> pd.DataFrame:
+    """``variable, bytes`` (over all tiles) at the step at which each IPU of a replica holds most.
+
+    IPU by IPU, the largest first.
+    """
+    parts = []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.live_bytes(ipu)
+        which, size = report.live_at(ipu, int(total.argmax()) if len(total) else 0)
+        parts.append((report.variables_of(ipu)["id"][which], size))
+    variable, size = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return frame_of({"variable": variable, "bytes": size})
 
 
 def fullest(report: Report, ipu: int) -> int:
