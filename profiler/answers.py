@@ -1,14 +1,13 @@
-"""Answers about a profile: computed when asked, remembered in the report, slow ones on the disk.
+"""Answers about a profile: computed on demand, cached in the report, slow ones on the disk.
 
-A profile holds facts. What follows from them is a function of an open report; `stored` marks one
-that takes long enough to be worth a file in the user's cache directory. There an answer lies under
-a digest of the profile's bytes and of our sources, so that another profile or other code asks
-anew. Nothing is ever stored beside the profile, which may be a stranger's or on a disk that is not
-ours. What cannot be read back whole is computed again, and a directory that cannot be written is
-ignored.
+A profile holds facts. Answers follow from them by functions of an open report; `stored` marks one
+that takes long enough to be worth a file in the user's cache directory. Its key is a digest of the
+profile's bytes and of our sources, so another profile or other code computes anew. Nothing is
+stored beside the profile, which may be a stranger's or on a disk that is not ours. An answer that
+cannot be read back whole is computed again; an unwritable directory is ignored.
 
-An answer is MessagePack (`pack`) and read as the type that its function returns (`unpack`): msgspec
-builds nothing else and runs nothing. Arrays and frames are the two types added to its own.
+An answer is MessagePack (`pack`), read as the type that its function returns (`unpack`): msgspec
+builds nothing else and runs nothing. We add arrays and frames to its types.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import zstandard
 
 import ipuscope
 
-LEAST_SECONDS = 0.05  # of the thread: what is quicker is computed anew
+LEAST_SECONDS = 0.05  # of the thread: quicker answers are computed anew
 MOST_BYTES = 512 << 20  # of everything in the directory; the least recently used goes first
 MOST_OF_ONE = 64 << 20  # unpacked
 STORED: dict[str, Callable[[Any], Any]] = {}  # every function that is `stored`, by its name
@@ -41,13 +40,13 @@ R = TypeVar("R", bound="Profile")
 
 
 class Profile(Protocol):
-    """What is asked of a report."""
+    """The interface of a report that this module needs."""
 
     path: Path
 
     @property
     def state(self) -> tuple[int, ...]:
-        """`state_of` the file when it was opened; empty where what is read differs from it."""
+        """`state_of` the file when it was opened; empty if what is read differs from it."""
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """The result of ``make``, computed once in this process."""
@@ -56,26 +55,26 @@ class Profile(Protocol):
 def stored(function: Callable[[R], T]) -> Callable[[R], T]:
     """Mark a function of a report whose answer is worth storing.
 
-    Its answer is remembered in the report, and stored if it took `LEAST_SECONDS`. The type that it
-    says it returns is how it is coded.
+    The report caches the answer; the disk does if it took `LEAST_SECONDS`. The annotated return
+    type is its coding.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def answer(report: R) -> T:
-        return report.once(name, lambda: _found_or_made(report, name, function))
+        return report.once(name, lambda: _answer(report, name, function))
 
     STORED[name] = answer
     return answer
 
 
-def _found_or_made(report: R, name: str, function: Callable[[R], T]) -> T:
+def _answer(report: R, name: str, function: Callable[[R], T]) -> T:
     store, kind = _store_of(report), _hints(function)["return"]
     data = None if store is None else store.get(name)
     if data is not None:
         with suppress(ValueError):
-            found: T = unpack(kind, data)
-            return found
+            cached: T = unpack(kind, data)
+            return cached
     start = time.thread_time()
     made = function(report)
     if store is not None and time.thread_time() - start >= LEAST_SECONDS:
@@ -85,7 +84,7 @@ def _found_or_made(report: R, name: str, function: Callable[[R], T]) -> T:
 
 
 def _store_of(report: Profile) -> Store | None:
-    """Where answers about a report are; None where its file grows, or is another by now."""
+    """The store of a report's answers; None if its file is growing or was replaced."""
     try:
         if not report.state or state_of(report.path) != report.state:
             return None
@@ -128,15 +127,15 @@ def _sources(folder: str) -> Iterable[str]:
 
 
 def state_of(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """What tells a file from others at its path, unread. OSError where it is gone."""
+    """What tells a file from others at its path, unread; OSError if it is gone."""
     state = os.stat(path)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def content(path: str | os.PathLike[str]) -> str:
-    """A digest of a file's bytes, read once while the file stays as it is: its name is stored.
+    """A digest of a file's bytes, stored and read once while the file stays as it is.
 
-    OSError where it cannot be read.
+    OSError if it cannot be read.
     """
     return _content(os.path.abspath(path), state_of(path))
 
@@ -144,9 +143,9 @@ def content(path: str | os.PathLike[str]) -> str:
 @cache
 def _content(path: str, state: tuple[int, ...]) -> str:
     store, name = Store("contents"), name_of(os.fsencode(path), repr(state))
-    known = store.get(name)
-    if known is not None:
-        return known.decode("latin-1")
+    cached = store.get(name)
+    if cached is not None:
+        return cached.decode("latin-1")
     with open(path, "rb") as file:
         digest = file_digest(file, "sha256")  # most processors have instructions for it
     store.put(name, digest.hexdigest().encode())
@@ -169,7 +168,7 @@ class Store:
         self.folder = directory() / name_of(code(), *contents)
 
     def get(self, name: str) -> bytes | None:
-        """The bytes stored under a name; None where there is nothing intact."""
+        """The bytes stored under a name; None if there is nothing intact."""
         file = self.folder / name
         try:
             data = file.read_bytes()
@@ -182,7 +181,7 @@ class Store:
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Store it, for this user only; if that is impossible, nothing happens."""
+        """Store the bytes, for this user only; if that is impossible, nothing happens."""
         if len(data) > MOST_OF_ONE:
             return
         packed = zstandard.ZstdCompressor(level=1).compress(data)
@@ -231,12 +230,12 @@ def _digest() -> blake2b:
 
 
 def pack(value: Any) -> bytes:
-    """A value as MessagePack. TypeError where something in it cannot be stored."""
+    """A value as MessagePack; TypeError if something in it cannot be stored."""
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def unpack(kind: Any, data: bytes) -> Any:
-    """The value of a type. ValueError where the bytes are not what `pack` gives of one."""
+    """The value of a type; ValueError unless the bytes are what `pack` gives for one."""
     try:
         return _decoder(kind).decode(data)
     except (msgspec.MsgspecError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -249,7 +248,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What MessagePack has no word for: arrays, frames and numpy's numbers."""
+    """What MessagePack lacks: arrays, frames and numpy's numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -270,7 +269,7 @@ def _value(kind: Any, plain: Any) -> Any:
 
 
 def _plain_array(values: np.ndarray) -> list[Any]:
-    """Numbers as they are; of texts, the distinct ones and which of them each is."""
+    """Numbers as they are; texts as their distinct values and the position of each."""
     if values.dtype.kind in "OUT":
         places: dict[str, int] = {}
         which = [places.setdefault(str(one), len(places)) for one in values.tolist()]

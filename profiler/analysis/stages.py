@@ -1,4 +1,4 @@
-"""The cost of a micro-batch on each IPU, which paces a pipeline whose IPUs hold several stages."""
+"""The cost of a micro-batch on each IPU, which paces a pipeline whose IPUs have several stages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def ipu_costs(report: Report) -> pd.DataFrame:
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
     """What sets the pace: its name, its Blocks, its cycles, and its cycles over the mean.
 
-    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages, "IPU 0 (48 stages)" where
-    it has many; of many Blocks the first few are named. None without a stage.
+    "stage 2", or "IPU 0 (stages 0, 3)" if any IPU has several stages, "IPU 0 (48 stages)" if it has
+    many; of many Blocks the first few are named. None without a stage.
     """
     costs = ipu_costs(report)
     if not len(costs):
@@ -54,7 +54,7 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
 
 
 def _first_few(names: str) -> str:
-    """Of names with commas between them, as many as a line has room for beside others."""
+    """As many of the comma-separated names as fit a line beside others."""
     return units.listed(names.split(", "), _MOST_NAMED)
 
 
@@ -66,7 +66,7 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
 
     ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile),
     ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: the cycles beyond an
-    even share of the same work, of all turns where the step is in a loop.
+    even share of the same work, of all turns if the step is in a loop.
     """
     steps = report.program_steps(ipu)
     steps = steps[(steps["kind"] == "compute") & steps["tile_balance"].notna()]

@@ -39,8 +39,8 @@ _NUMBER = r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])"  # of a layer, or of one of 
 def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
     """The `entries` of a critical path with ``what``: a sentence on each. Most cycles first.
 
-    Transfers to or from what all IPUs share, of tensors whose names differ in a layer's number
-    only, are one row: that of the longest, with the cycles and ``times`` of all.
+    Transfers to or from what all IPUs share, of tensors whose names differ only in a layer's
+    number, are one row: that of the longest, with the cycles and ``times`` of all.
     """
     rows = entries(path)
     across = ~rows["cause"].isin([*_WORK])
@@ -53,8 +53,8 @@ def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
 class _Moved:
     """Tensors that one step moves across a chip's edge.
 
-    ``ends``: where they come from and go to, -1 for what is no IPU; ``target``: where the first
-    goes; ``largest``: the largest of them in words.
+    ``ends``: where they come from and go to, -1 if not an IPU; ``target``: where the first goes;
+    ``largest``: the largest of them in words.
     """
 
     ends: set[int]
@@ -85,17 +85,17 @@ def _largest(tensors: pd.DataFrame) -> dict[int, str]:
     by_name = by_name.sort_values(ascending=False, kind="stable")
     names: dict[int, list[str]] = {}
     for (step, name), nbytes in zip(by_name.index.tolist(), by_name.tolist(), strict=True):
-        said = names.setdefault(step, [])
-        said.append(f"{name} {size(nbytes)}" if len(said) < _MOST_TENSORS else "")
+        words = names.setdefault(step, [])
+        words.append(f"{name} {size(nbytes)}" if len(words) < _MOST_TENSORS else "")
     return {
-        step: ", ".join(said[:_MOST_TENSORS])
-        + (f" and {len(said) - _MOST_TENSORS} more" if len(said) > _MOST_TENSORS else "")
-        for step, said in names.items()
+        step: ", ".join(words[:_MOST_TENSORS])
+        + (f" and {len(words) - _MOST_TENSORS} more" if len(words) > _MOST_TENSORS else "")
+        for step, words in names.items()
     }
 
 
 def _together(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of transfers alike as one."""
+    """Rows of similar transfers as one."""
     shared = rows["cause"].isin(_SHARED).to_numpy()
     alike = rows["what"].astype(str).str.replace(_NUMBER, "*", regex=True).to_numpy(dtype=object)
     groups = rows.groupby(np.where(shared, alike, np.arange(len(rows)).astype(str)), sort=False)
@@ -139,7 +139,7 @@ def _edge(row: Any, tensors: _Moved) -> str:
     return f"to {where}" if tensors.target < 0 else f"from {where}"
 
 
-# -- The critical path of an update in short: what a first look shows of it ---
+# -- The critical path of an update in short, for a first look ---
 
 
 MOST = 12  # of the longest waits
@@ -151,10 +151,10 @@ _LONGEST = ("what", "share", *_NUMBERS)
 class WaitsInShort:
     """The first run's first device iteration; all iterations wait for the same.
 
-    ``waterfall``: `critical_path.waterfall`. ``longest``: the first rows of `longest_waits`, of
-    their columns ``what, share, ipu, step, cycles``, and where on the path the longest piece of
-    each is, from ``begin`` to ``end`` (cycles; -1: nowhere). ``computing``: cycles for which the
-    update waits for the stages of each IPU of a replica to compute.
+    ``waterfall``: `critical_path.waterfall`. ``longest``: the first rows of `longest_waits`
+    (``what, share, ipu, step, cycles``), and the longest piece of each on the path, from ``begin``
+    to ``end`` (cycles; -1: none). ``computing``: cycles for which the update waits for the stages
+    of each IPU of a replica to compute.
     """
 
     waterfall: pd.DataFrame
@@ -184,7 +184,7 @@ def _parts(report: Report) -> tuple[pd.DataFrame, pd.DataFrame, dict[int, int]]:
 
 
 def _places(report: Report, path: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[int, int]]:
-    """Where on the path the longest piece of each wait is."""
+    """The place on the path of the longest piece of each wait."""
     tasks, chain = chain_of(report)
     body = tasks["body"].to_numpy()
     on_path = np.where(chain.task >= 0, body[chain.task], -1)
