@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NAME = "costs"
 _MOST_ROWS = 30
+_HEIGHT = 480  # pixels of the table at the most
 _ORDERS = (
     ("module", "module, operator, stage"),
     ("stage", "stage, module, operator"),
@@ -104,7 +105,7 @@ def layout(view: View) -> Any:
                 pd.DataFrame(columns=[one.name for one in cost_rows.COLUMNS]),
                 cost_rows.COLUMNS,
                 view.theme,
-                height=480,
+                height=_HEIGHT,
                 row_id="id",
                 sortable=False,
                 filled_later=True,
@@ -231,6 +232,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("costs-grid", "rowData"),
         Output("costs-grid", "columnDefs"),
+        Output("costs-grid", "style"),
         Output("costs-trail", "children"),
         *common.param_input(NAME, *_WHAT, "other"),
     )
@@ -241,7 +243,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
         said = html.P(shown.said, className="note", role="status")
-        return shown.rows, tables.definitions(shown.columns), [*trail, said]
+        height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
+        return shown.rows, tables.definitions(shown.columns), height, [*trail, said]
 
     @app.callback(
         Output("costs-chosen", "children"),
