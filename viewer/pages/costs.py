@@ -21,9 +21,9 @@ from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import regions as region_figures
-from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, cost_rows, refused, source, tables
@@ -453,7 +453,7 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         links.append(common.link("variables live then", "memory", ipu=row["ipu"], step=at))
     balance = steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None)
     shown = steps.assign(tile_balance=balance)
-    figure = tile_figures.histogram(tiles, "compute cycles", theme)
+    figure = memory_figures.chip(tiles.astype(np.float32), 0.0, theme, "cycles")
     busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
     return [
         html.Div(
