@@ -1,4 +1,4 @@
-"""The command lines of `ipu-run` and `poprun`, read without PyTorch: --help takes no seconds."""
+"""Command lines of `ipu-run` and `poprun`, parsed without PyTorch so that --help is quick."""
 
 from __future__ import annotations
 
@@ -60,10 +60,7 @@ then: ipu-report summary out/training"""
 
 
 def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.Namespace:
-    """The options of `ipu-run`; SystemExit with 2 where they cannot be combined.
-
-    ``prog`` is the command's name in error messages.
-    """
+    """Parse the options of `ipu-run`, named ``prog`` in errors; SystemExit(2) on a conflict."""
     parser = run_parser(prog)
     args = parser.parse_args(argv)
     if args.tune is not None:
@@ -100,7 +97,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )
-    # its name of before, after the vendor's engine option
+    # the former name, after the vendor's engine option
     parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
     parser.add_argument(
         "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
@@ -249,7 +246,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
+    """Add ``--sweep``."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -264,7 +261,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_instances(parser: argparse.ArgumentParser) -> None:
-    """``--instances``, ``--replicas`` and torchrun's options for several hosts."""
+    """Add ``--instances``, ``--replicas`` and torchrun's options for several hosts."""
     group = parser.add_argument_group("several instances of the script")
     group.add_argument(
         "--instances", type=positive, metavar="I", help="processes of the script, on all hosts"
@@ -280,7 +277,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rendezvous(group: argparse._ActionsContainer) -> None:
-    """Torchrun's options for several hosts, by its names."""
+    """Add torchrun's options for several hosts, under its names."""
 
     def add(name: str, **settings: object) -> None:
         group.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **settings)  # type: ignore[arg-type]
@@ -296,14 +293,14 @@ def add_rendezvous(group: argparse._ActionsContainer) -> None:
     add("local-addr", metavar="HOST", help="this host, as the others reach it")
 
 
-def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
-    """Numbers separated by commas. QuestionError for anything but numbers above 0."""
+def numbers(name: str, text: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
+    """Numbers separated by commas; QuestionError unless all are above 0."""
     try:
-        values = tuple(kind(word) for word in said.split(",")) if said else ()
+        values = tuple(kind(word) for word in text.split(",")) if text else ()
     except ValueError:
-        raise QuestionError(f"{name} takes numbers with commas between, not {said!r}") from None
+        raise QuestionError(f"{name} takes numbers with commas between, not {text!r}") from None
     if any(number <= 0 for number in values):
-        raise QuestionError(f"{name} takes numbers above 0, not {said!r}")
+        raise QuestionError(f"{name} takes numbers above 0, not {text!r}")
     return values  # type: ignore[return-value]
 
 

@@ -21,14 +21,14 @@ from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
 
-_ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own, but in phases
+_ELSEWHERE = ("micro_batches", "outputs", "split")  # have other insights, except in phases
 
 
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
-    Gains are cycles on the present number of samples. Single levers may change the training (their
-    sentences say so); all together keep its samples and its precision.
+    Gains are cycles on the present number of samples. Single levers may change the training, and
+    say so; all together keep its samples and its precision.
     """
     if present.problems:
         return
@@ -38,7 +38,7 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
             yield _single(basis, one, advised.present)
     if not basis.can_split:
         yield from _refused(basis, advised)
-    keeping = advise_on(basis).together  # what a user may take without a thought for the training
+    keeping = advise_on(basis).together  # changes nothing in the training
     if keeping is not None:
         yield _together(basis, keeping, advised.present)
 
@@ -49,7 +49,7 @@ def gain(one: Advice, present: Advice) -> int:
 
 
 def training_changes(one: Advice, present: Advice) -> str:
-    """What an advice changes of the training itself; "" if it computes the same updates."""
+    """What an advice changes in the training; "" if it computes the same updates."""
     changes = ["half precision"] if one.levers.half else []
     if one.samples != present.samples:
         changes.append(f"{one.samples:,} samples an update instead of {present.samples:,}")
@@ -61,7 +61,7 @@ def _change(levers: Levers) -> dict[str, str]:
 
 
 def _where(basis: Basis) -> str:
-    """The page that has all levers, where Blocks can be moved; else that of time."""
+    """The viewer's page with all levers if Blocks can move; else the timeline."""
     return "/rebalance" if basis.can_split else "/timeline"
 
 
@@ -86,7 +86,7 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
-    """What would gain something as well, had the tiles room for it."""
+    """The lever that would gain but does not fit."""
     one = too_large(basis, [name for other in advised.single for name in other.levers.pulled])
     if one is None:
         return
@@ -101,7 +101,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
 
 
 def _room(one: Advice, for_what: str) -> str:
-    """Whether tiles have room for what a lever puts there."""
+    """Whether there is room for what a lever adds."""
     extent = f"the largest extent is {units.size(one.fullest)} then"
     if one.memory == Answer.FITS:
         return f"There is room {for_what}: {extent}."
@@ -129,7 +129,7 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def no_blocks(report: Report) -> Iterator[Insight]:
-    """Without a Block there is nothing to split: how to get some."""
+    """How to get Blocks: without one there is nothing to split."""
     if len(report.blocks):
         return
     yield Insight(

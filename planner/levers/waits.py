@@ -19,7 +19,7 @@ WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's o
 class Waits:
     """Rows of `ipuscope.profiler.analysis.critical_path` that something accounts for.
 
-    All whose cause, phase, direction, stage and operator are among these; an empty tuple takes any.
+    A row matches if all its values are among these; an empty tuple matches any.
     """
 
     causes: tuple[str, ...] = ()

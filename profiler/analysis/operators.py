@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
-_CHANNELS = {"float16": 16, "float32": 8}  # of input, that the matrix unit takes at once
+_CHANNELS = {"float16": 16, "float32": 8}  # input channels that the matrix unit takes at once
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
@@ -37,12 +37,12 @@ _HALF = ("float16", "bfloat16")
 def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataFrame:
     """`Report.ops` with columns from their steps, the most cycles of a weight update first.
 
-    ``stages``: of these only (None: all). ``cycles``, ``flops`` and what follows are of one
-    execution, but for the columns of `executed_ops` and ``share``: of all operators'
-    ``total_cycles``. ``flops_per_cycle``, ``exchanged`` (bytes
-    received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
-    cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
-    cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
+    ``stages``: of these only (None: all). ``cycles``, ``flops`` and the rest are of one execution,
+    except the columns of `executed_ops` and ``share``: of all operators' ``total_cycles``.
+    ``flops_per_cycle``, ``exchanged`` (bytes received, all tiles), ``balance`` (mean over slowest
+    tile of its compute steps, weighted by cycles; None without any), ``tiles`` (active in its
+    widest step), ``lost_cycles`` (compute cycles beyond an even share over all tiles), ``source``,
+    and the columns of `roofline`.
     """
     every = report.ops
     ops = every if stages is None else every[every["stage"].isin(stages)]
@@ -70,11 +70,11 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
 
 
 def executed_ops(report: Report) -> pd.DataFrame:
-    """What operators take in a weight update (a device iteration), by id, from the executed trace.
+    """Cycles of operators in a weight update (a device iteration), by id, from the executed trace.
 
     int64: ``executions``; ``total_cycles`` of all of them; ``recompute_cycles`` of running again
-    for the backward pass, which is not in either. Reading and writing the stash is in none, waiting
-    neither. All 0 where the profile has no schedule.
+    for the backward pass, which is in neither. Access to the stash and waiting are in none. All 0
+    if the profile has no schedule.
     """
     of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
     if not len(report.runs):
@@ -107,16 +107,16 @@ def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline(report: Report) -> pd.DataFrame:
-    """Operators by id, against what the machine could do at most.
+    """Operators by id, against the most that the machine could do.
 
-    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of what
-    it makes; ``unit`` ("AMP" where it has vertices of the matrix unit, else "vector"), ``peak``
+    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of the
+    output; ``unit`` ("AMP" with vertices of the matrix unit, else "vector"), ``peak``
     (floating-point operations a cycle of all tiles' matrix units in the precision of their
-    operands, else of what it makes; NaN for others), ``utilisation`` (of the peak, over all its
-    cycles), ``intensity`` (operations a byte received; NaN where nothing is), ``roof`` (operations
-    a cycle that its unit or, at this intensity, the exchange allows), ``of_roof`` (what it does of
-    that, 0..1), ``bound`` ("compute" or "exchange": which of the two it is; "" without operations)
-    and ``why`` (what most of the rest is, in words; "" without cycles).
+    operands, else of the output; NaN for others), ``utilisation`` (of the peak, over all its
+    cycles), ``intensity`` (operations a byte received; NaN if there is none), ``roof`` (operations
+    a cycle that its unit or, at this intensity, the exchange allows), ``of_roof`` (its share of
+    that, 0..1), ``bound`` ("compute" or "exchange": the lower of the two; "" without operations)
+    and ``why`` (most of the rest, in words; "" without cycles).
     """
     return _roofline(report, report.ops, _steps_of(report, report.ops))
 
@@ -216,9 +216,9 @@ def _idle(tiles: int, of: int) -> str:
 
 
 def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -> dict[int, str]:
-    """Forward convolutions whose input channels are not whole groups of the unit's, of two at most.
+    """Forward convolutions whose input channels are not whole groups of the unit's.
 
-    Beyond two the rest of a group is a small part.
+    Only up to two groups: beyond, the rest of a group is a small part.
     """
     convolutions = ops.index[ops["aten"].str.startswith("aten.convolution.").to_numpy()]
     if not len(convolutions):

@@ -9,7 +9,7 @@ import numpy as np
 from dash import Dash, Output, dcc, html
 
 from ipuscope.profiler import Report, analysis, confidence
-from ipuscope.profiler.analysis import facts, peak, waits_in_short
+from ipuscope.profiler.analysis import facts, peak, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import bars as bar_figures
@@ -73,7 +73,7 @@ def _operators_of(report: Report) -> list[Any]:
 def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
     """The waterfall of the critical path, and beside it the longest waits in words."""
     clock = Clock(report.target.clock_hz)
-    critical = waits_in_short.of(report)
+    critical = waits.of(report)
     rows = critical.longest.head(MOST_WAITS)
     entries = [
         html.Li(

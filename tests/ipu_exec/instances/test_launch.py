@@ -18,7 +18,7 @@ import torch
 
 from ipuscope import commands
 from ipuscope.profiler import open_report
-from ipuscope.profiler.analysis.instances import shared
+from ipuscope.profiler.analysis.facts import shared
 from tests.paths import ROOT
 
 SCRIPT = Path(__file__).with_name("script.py")
