@@ -52,8 +52,7 @@ torch.ops.poptorch.pop_name_scope = _close_scope  # type: ignore[attr-defined]
 class Attribute:
     """Gives the operators inside PopART's attributes: ``with Attribute(__outline={...}): ...``.
 
-    One effect is modelled: operators, and their gradients, that differ in ``__outline`` do not
-    share their code.
+    Operators, and their gradients, that differ in ``__outline`` do not share code.
     """
 
     def __init__(self, **attributes: Mapping[str, str]) -> None:
@@ -143,8 +142,8 @@ def BeginBlock(
 ) -> Callee:
     """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
 
-    A module is annotated in place and returned, a function is wrapped. Error if the module begins
-    a Block already.
+    A module is annotated and returned, a function wrapped. Error if the module begins one
+    already.
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):

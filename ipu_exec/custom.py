@@ -76,9 +76,8 @@ def custom_op(
 ) -> list[torch.Tensor]:
     """Run a custom operator that was registered with `register_custom_op`.
 
-    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers,
-    texts, or lists of one of them, by name. Error if the operator is unknown or its outputs do
-    not match the examples.
+    ``example_outputs`` have the outputs' shapes and dtypes; ``attributes``: numbers, texts, or
+    lists of one of them, by name. Error if the operator is unknown or its outputs do not match.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
     attribute_values = dict(attributes or {})
@@ -221,9 +220,8 @@ def _library_operator(
 class CPU:
     """Runs ``layer_to_call`` on the host in an inference model: ``self.host = CPU(layer, "name")``.
 
-    The profile has the transfers of arguments to the host and of results back (latency and rate
-    of the host's link), not the host's own time. Shapes of results come from one call on zeros
-    when compiling.
+    The profile has the transfers of arguments and results (latency and rate of the host's link),
+    not the host's time. Shapes of results come from one call on zeros when compiling.
     """
 
     def __init__(self, layer_to_call: Compute, ID: str) -> None:

@@ -90,8 +90,7 @@ class StageModel:
     def _state(self) -> tuple[Any, ...]:
         """The compiled-in state that may change from step to step.
 
-        The executor checks more, such as the optimiser's structure: once an epoch, because that
-        takes as long as a small model's forward.
+        The executor checks more (optimiser structure) once an epoch: that takes a forward's time.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
         trained = [weight.requires_grad for weight in self._weights]
@@ -166,8 +165,7 @@ class StageModel:
     ) -> Any:
         """Compute the step for the micro-batch of each replica; returns the result of one device.
 
-        ``parts``: arguments of the step. Logged values go to Lightning's results. The caller
-        closes ``until_backward`` after the backward of a training step.
+        ``parts``: the step's arguments. The caller closes ``until_backward`` after the backward.
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
@@ -269,10 +267,7 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 def _joined(returned: Sequence[Any]) -> Any:
-    """The replicas' results as one device would return them for all samples.
-
-    Floating-point numbers are averaged, counts added up, other tensors joined along dimension 0.
-    """
+    """One device's result: means of floats, sums of counts, other tensors joined along dim 0."""
     flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     leaves = [_join(column) for column in columns]

@@ -29,10 +29,7 @@ from ipuscope.profiler.timeline.schedule_types import LEAST_BESIDE
 def compile_options(
     options: Options, training: bool, micro_batch: int, groupings: Groupings
 ) -> CompileOptions:
-    """The compiler's options for ``options``.
-
-    ``micro_batch``: samples; ``groupings``: weights that differ between replicas.
-    """
+    """The compiler's options; ``micro_batch``: samples, ``groupings``: weights by replica."""
     accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
     strategy = strategy_options(options.execution_strategy, options.placement_choices)
     phased = strategy.execution is Execution.PHASED
@@ -109,10 +106,7 @@ def _offline(options: Options) -> bool:
 def strategy_options(
     strategy: ExecutionStrategy, choices: Sequence[StageChoice] = ()
 ) -> StrategyOptions:
-    """The stages that a strategy names, and how they are scheduled.
-
-    ``choices``: how each stage saves memory, from a placement file.
-    """
+    """The stages that a strategy names, their schedule, and their memory ``choices``."""
     if isinstance(strategy, PipelinedExecution) and strategy.phases:
         return _pipelined_phases(strategy)
     if not isinstance(strategy, PhasedExecution):

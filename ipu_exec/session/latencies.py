@@ -27,10 +27,9 @@ def none() -> Counters:
 def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     """Seconds since the call began, ``[event][input or output][micro-batch]``.
 
-    Micro-batches are in the order of the batch: device iteration, accumulation step, replica;
-    replicas run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send
-    once. An input that nothing reads is complete when requested. The times are the schedule's,
-    equal for every call.
+    Micro-batches are in the batch's order: device iteration, accumulation step, replica; replicas
+    run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send once. An
+    input that nothing reads is complete when requested. All calls have the schedule's times.
     """
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     count = int(schedule.micro_batch.max()) + 1

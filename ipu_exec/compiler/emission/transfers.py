@@ -165,9 +165,9 @@ class Transfers:
     def copies(self, ipu: int) -> BodyBuilder | None:
         """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
 
-        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at the rate
-        of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
-        lies entirely on one.
+        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at its link's
+        rate; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or lies on
+        one.
         """
         # a phase receives at its beginning
         if self.placement.num_ipus == 1 or self.placement.phases:
