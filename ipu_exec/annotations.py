@@ -280,6 +280,7 @@ class ExecutionStrategy:
     """How Blocks become stages. ``stages`` is empty if ``auto_stage`` decides."""
 
     kind: ClassVar[str]
+    phases: tuple[Phase, ...] = ()
 
     def __init__(self, *args: AutoStage | Stage | str | Iterable[str]) -> None:
         self.auto_stage = AutoStage.SameAsIpu
@@ -317,6 +318,10 @@ class ExecutionStrategy:
                 return stage
         raise UsageError(f"{self} names no Block {block_id!r}")
 
+    def phase_of_stages(self) -> tuple[int, ...]:
+        """The phase of each of ``stages``; empty without phases."""
+        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
+
     def __repr__(self) -> str:
         inside = (
             ", ".join(map(repr, self.stages))
@@ -349,10 +354,6 @@ class PipelinedExecution(ExecutionStrategy):
             )
         stages = [stage for phase in self.phases for stage in phase.stages]
         super().__init__(*(stages or args))
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``; empty without phases."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage of a phase: its position in the phase."""
@@ -456,10 +457,6 @@ class PhasedExecution(ExecutionStrategy):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
         self.separate_backward_phase = use
         return self
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage."""

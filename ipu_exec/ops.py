@@ -91,7 +91,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     _check_inference("poptorch.for_loop()")
     state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        state = _results(body(*state))
+        state = results_of(body(*state))
         if len(state) != len(inputs):
             raise UsageError(
                 f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many"
@@ -118,9 +118,9 @@ def cond(
     _check_inference("poptorch.cond()")
     if not isinstance(condition, FakeTensor):
         body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
-        return _results(body(*(tensor.clone() for tensor in inputs)))
-    yes = _results(then_body(*(tensor.clone() for tensor in then_inps)))
-    no = _results(else_body(*(tensor.clone() for tensor in else_inps)))
+        return results_of(body(*(tensor.clone() for tensor in inputs)))
+    yes = results_of(then_body(*(tensor.clone() for tensor in then_inps)))
+    no = results_of(else_body(*(tensor.clone() for tensor in else_inps)))
     kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in made] for made in (yes, no)]
     if kinds[0] != kinds[1]:
         raise UsageError(
@@ -153,7 +153,8 @@ def _check_inference(place: str) -> None:
         )
 
 
-def _results(returned: Any) -> list[torch.Tensor]:
+def results_of(returned: Any) -> list[torch.Tensor]:
+    """The tensors that a function returned: several, or one."""
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 

@@ -169,7 +169,8 @@ class StageModel:
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
-        shapes = _shapes(tensors)  # of every replica: they share a batch equally
+        # of every replica: they share a batch equally
+        shapes = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
         executor = self.prepare(tensors, accumulation, shapes)
         self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
@@ -260,10 +261,6 @@ class StageModel:
             self._record()
         for executor in {id(compiled): compiled for compiled in self._compiled.values()}.values():
             executor.destroy()
-
-
-def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
-    return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
 def _joined(returned: Sequence[Any]) -> Any:

@@ -50,7 +50,9 @@ def compile_options(
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,
-        auto_round_ipus=bool(options.auto_round_num_ipus) or _offline(options),
+        # without a device to attach any number of IPUs is allowed
+        auto_round_ipus=bool(options.auto_round_num_ipus)
+        or options.connection_type is ConnectionType.Never,
         sync_pattern=options.sync_pattern,
         half_float_casting=options.Precision.half_float_casting,
         float_statistics=options.Precision.running_statistics_always_float,
@@ -96,11 +98,6 @@ def _fully_connected(settings: Mapping[str, Any], training: bool) -> str:
     if not asked:
         return TRAINING if training else INFERENCE
     return TRAINING if asked.startswith("TRAINING") else INFERENCE
-
-
-def _offline(options: Options) -> bool:
-    """Whether there is no device to attach, so that any number of IPUs is allowed."""
-    return options.connection_type is ConnectionType.Never
 
 
 def strategy_options(

@@ -238,16 +238,14 @@ class Transfers:
         for move in moves:
             ends = move.source * self.options.shards, move.target * self.options.shards
             latency = max(latency, latency_cycles(target, *ends))
-            on_links += self._bytes(move.storage, stage) / link_rate(target, *ends)
+            nbytes = int(self.mapping.bytes([move.storage], stage).sum())
+            on_links += nbytes / link_rate(target, *ends)
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(latency + max(on_links, slowest_tile))
         none = np.zeros_like(received)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
-
-    def _bytes(self, storage: int, stage: int) -> int:
-        return int(self.mapping.bytes([storage], stage).sum())
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """The storages received from the IPUs that compute them."""
