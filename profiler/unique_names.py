@@ -13,12 +13,12 @@ def unique(names: Iterable[str]) -> list[str]:
     unique_names = []
     for name in in_order:
         number = met.get(name, -1) + 1
-        said = name
-        while number and (said := f"{name}/{number}") in reserved:
+        numbered = name
+        while number and (numbered := f"{name}/{number}") in reserved:
             number += 1
         met[name] = number
-        reserved.add(said)
-        unique_names.append(said)
+        reserved.add(numbered)
+        unique_names.append(numbered)
     return unique_names
 
 

@@ -18,10 +18,7 @@ def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches stashed between the forward and backward of a stage.
-
-    2(K - 1 - k) + 1; none for the last stage.
-    """
+    """Micro-batches stashed for a stage's backward: 2(K - 1 - k) + 1; none for the last."""
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
 
