@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.report import Report
@@ -96,14 +97,7 @@ def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.Da
     A weight and its state are in the weight's module; a variable without operator and module has
     its category instead.
     """
-    import pandas as pd
-
-    parts = []
-    for ipu in range(report.target.ipus_per_replica):
-        total = report.liveness(ipu)["total"].to_numpy()
-        step = int(total.argmax()) if len(total) else 0
-        parts.append(report.live_variables(ipu, step)[["variable", "bytes"]])
-    live = pd.concat(parts, ignore_index=True)
+    live = live_at_peaks(report)
     about = report.variables.loc[live["variable"], ["name", "role", "category", "op", "stage"]]
     rows = about.reset_index(drop=True).assign(bytes=live["bytes"])
     role, category = rows["role"].astype(str), rows["category"].astype(str)

@@ -86,6 +86,17 @@ def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
     return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)
 
 
+def live_at_peaks(report: Report) -> pd.DataFrame:
+    """``variable, bytes`` live at the step at which each IPU of a replica is fullest."""
+    import pandas as pd
+
+    parts = []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.live_columns(ipu)["total"]
+        parts.append(report.live_variables(ipu, int(total.argmax()) if len(total) else 0))
+    return pd.concat(parts, ignore_index=True)[["variable", "bytes"]]
+
+
 # -- Tiles that overflow, and their contents, as the compiler's error reports them ---
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
@@ -71,15 +72,8 @@ def _ipus(ipus: pd.Series[int]) -> str:
 
 def bytes_at_peak(report: Report) -> pd.Series[int]:
     """Bytes live at the fullest step of each IPU of a replica, by the operator that made them."""
-    import pandas as pd
-
-    variables, parts = report.variables_with("op"), []
-    for ipu in range(report.target.ipus_per_replica):
-        total = report.live_columns(ipu)["total"]
-        live = report.live_variables(ipu, int(total.argmax()) if len(total) else 0)
-        parts.append(live[["variable", "bytes"]])
-    live = pd.concat(parts, ignore_index=True)
-    op = variables["op"].reindex(live["variable"]).to_numpy()
+    live = live_at_peaks(report)
+    op = report.variables_with("op")["op"].reindex(live["variable"]).to_numpy()
     return live["bytes"].groupby(op).sum()
 
 

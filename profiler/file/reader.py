@@ -135,9 +135,7 @@ class Reader:
         self, record: type[Any], columns: Sequence[schema.Column], rows: int
     ) -> dict[str, np.ndarray]:
         """Those of these columns that a table of ``rows`` rows has packed (`packed_columns`)."""
-        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
-            return {}
-        cells = self._packed_cells(record, [column.name for column in columns])
+        cells = self._packed_cells(record, [column.name for column in columns], rows)
         answers = {}
         for column in columns:
             if column.name not in cells:
@@ -152,15 +150,17 @@ class Reader:
         self, record: type[Any], name: str, rows: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """A packed column of texts (`packed_columns.unpack_texts`); None if it is not packed."""
-        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+        cells = self._packed_cells(record, [name], rows).get(name)
+        if cells is None:
             return None
-        cells = self._packed_cells(record, [name])
-        if name not in cells:
-            return None
-        return packed_columns.unpack_texts(cells[name], rows, MAX_VALUE_BYTES)
+        return packed_columns.unpack_texts(cells, rows, MAX_VALUE_BYTES)
 
-    def _packed_cells(self, record: type[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    def _packed_cells(
+        self, record: type[Any], names: Sequence[str], rows: int
+    ) -> dict[str, list[Any]]:
         """dtype, length, data and words of those of these columns that a table has packed."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return {}
         self._check_columns(record)
         marks = ",".join("?" * len(names))
         stored = self._query(

@@ -72,7 +72,7 @@ class Column:
 
 def columns(record: Any) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    return _columns(record)
+    return _columns(record)  # `cache` hides the type, and mypy takes type[Any] for not hashable
 
 
 @cache

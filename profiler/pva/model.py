@@ -40,7 +40,6 @@ CATEGORIES = (
 OWN_NAME = ("variable", "constant")  # categories whose variables have their own names
 # What programs have per tile (code, vertices) instead of variables.
 OF_PROGRAMS = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode")
-MOST_TILES = 1 << 21  # of a device: lists over all of them are made
 _MOST_CACHED = 64  # large results, such as bytes of a tile over all steps
 
 
@@ -52,18 +51,6 @@ class Model:
         self.target = target = report.target
         self.tiles = target.tiles_per_ipu
         self.ipus = target.ipus_per_replica
-        if (
-            self.ipus < 1
-            or target.num_replicas < 1
-            or self.ipus * target.num_replicas != target.num_ipus
-        ):
-            raise self.damaged(
-                f"{target.num_ipus} IPUs are not {target.num_replicas} replicas of {self.ipus}"
-            )
-        if target.num_ipus * self.tiles > MOST_TILES:
-            raise self.damaged(
-                f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}"
-            )
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by vector
         self._piece_lists: dict[tuple[int, int], tuple[list[int], list[int]]] = {}

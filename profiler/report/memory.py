@@ -87,7 +87,7 @@ class ReportMemory(ReportProgram):
             )
 
         self._check_ipu(ipu)
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return self._keep(("tile columns", variables.alike), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
@@ -107,7 +107,7 @@ class ReportMemory(ReportProgram):
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
         """`tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
             total = self.live_bytes(ipu)
@@ -149,7 +149,7 @@ class ReportMemory(ReportProgram):
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
     def liveness_map(
@@ -174,7 +174,7 @@ class ReportMemory(ReportProgram):
             raise ValueError(f"shape must be at least (1, 1), not {shape}")
 
         def make() -> np.ndarray:
-            variables, here = self._ipu(ipu), slice(left, right)
+            variables, here = self.ipu_variables(ipu), slice(left, right)
             always = variables.always()[here] if what == "total" else None
             size = shape or (last - first, right - left)
             return resampled(variables.intervals.on_tiles(here), first, last, size, always)
@@ -196,7 +196,7 @@ class ReportMemory(ReportProgram):
             return total
 
         self._check_ipu(ipu)
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return self._keep(("live bytes", ipu), make)
 
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
@@ -265,9 +265,6 @@ class ReportMemory(ReportProgram):
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
-        return self._ipu(ipu)
-
-    def _ipu(self, ipu: int) -> IpuVariables:
         self._check_ipu(ipu)
         return self._keep(("ipu", ipu), lambda: self._load_ipu(ipu))
 
@@ -302,7 +299,7 @@ class ReportMemory(ReportProgram):
 
         ``chosen``: a mask over `ipu_variables`.
         """
-        return self._some_peaks(self._ipu(ipu), chosen)
+        return self._some_peaks(self.ipu_variables(ipu), chosen)
 
     def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
         """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""

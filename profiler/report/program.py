@@ -82,9 +82,7 @@ class ReportProgram(ReportTables):
     @cached_property
     def _program_steps(self) -> pd.DataFrame:
         self._steps.read(*_FRAME_OF_STEPS)
-        cycles, received, sent = (
-            self._in_order(self._steps[name]) for name in ("tile_cycles", "bytes_in", "bytes_out")
-        )
+        cycles, received, sent = (self._in_order(self._steps[name]) for name in _VECTORS_OF_STEPS)
         total, largest, busy = self._sums_of_steps(cycles)
         bytes_in, _, receivers = self._sums_of_steps(received)
         bytes_out, _, senders = self._sums_of_steps(sent)
@@ -185,11 +183,11 @@ class ReportProgram(ReportTables):
         name`` the step, or the body if it has no step (-1); ``start`` counts cycles from the start
         of the body.
         """
-        return self.body_steps_at(np.arange(len(self._bodies.step)))
+        return self.body_steps_at(np.arange(len(self.bodies_in_row.step)))
 
     def body_steps_at(self, entries: np.ndarray) -> pd.DataFrame:
         """Some rows of `body_steps`, by their numbers, without making the others."""
-        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        body, step, bodies = self._table(records.Body), self._steps, self.bodies_in_row
         at = np.searchsorted(bodies.first, entries, side="right") - 1
         steps = bodies.step[entries]
         row = looked_up(steps, step["id"], np.arange(len(step["id"])), 0)
@@ -218,10 +216,13 @@ class ReportProgram(ReportTables):
             }
         )
 
-    @property
+    @cached_property
     def bodies_in_row(self) -> Bodies:
         """The steps of all bodies as numbers, in the order of `bodies` and `body_steps`."""
-        return self._bodies
+        try:
+            return Bodies.make(*self._body_vectors)
+        except ValueError as error:
+            raise self._reader.damaged(str(error)) from error
 
     @cached_property
     def moved_tensors(self) -> pd.DataFrame:
@@ -237,9 +238,7 @@ class ReportProgram(ReportTables):
         at = position_in(self._steps["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
-        ids = {
-            name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")
-        }
+        ids = {name: int(self._steps[name][at]) for name in _VECTORS_OF_STEPS}
         return {
             name.removeprefix("tile_"): None if id < 0 else self.vector(id)
             for name, id in ids.items()
@@ -313,7 +312,7 @@ class ReportProgram(ReportTables):
     @cached_property
     def _times(self) -> np.ndarray:
         """How often a body runs each step, in the order of the table; 1 for a step without body."""
-        ids, steps = self._steps["id"], self._bodies.step
+        ids, steps = self._steps["id"], self.bodies_in_row.step
         if (ids == np.arange(len(ids))).all():  # as the engine counts them
             return np.maximum(1, np.bincount(steps[steps >= 0], minlength=len(ids))[: len(ids)])
         run, times = np.unique(steps, return_counts=True)
@@ -346,17 +345,10 @@ class ReportProgram(ReportTables):
     @cached_property
     def _steps_of_bodies(self) -> np.ndarray:
         """Entries of each body in `bodies_in_row`, counted without reading them: int64[body]."""
-        if "_bodies" in self.__dict__:
-            return self._bodies.count
+        if "bodies_in_row" in self.__dict__:
+            return self.bodies_in_row.count
         lengths = self._reader.lengths(self._table(records.Body)["steps"])
         return np.maximum(1, lengths)  # a wait has one
-
-    @cached_property
-    def _bodies(self) -> Bodies:
-        try:
-            return Bodies.make(*self._body_vectors)
-        except ValueError as error:
-            raise self._reader.damaged(str(error)) from error
 
     def _sums_of_steps(self, ids: np.ndarray) -> np.ndarray:
         """`_vector_sums` of vectors of the program steps: int64[3, id]."""

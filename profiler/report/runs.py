@@ -179,17 +179,7 @@ class ReportRuns(ReportProgram):
             no_text = np.full(len(none), "", dtype=object)
             return frame_of(
                 {
-                    **some_columns(
-                        columns,
-                        "iteration",
-                        "pipeline_cycle",
-                        "phase",
-                        "ipu",
-                        "body",
-                        "stage",
-                        "direction",
-                    ),
-                    "micro_batch": columns["micro_batch"],
+                    **columns,
                     "step": step_ids,
                     "op": op_of[what],
                     "block": block_of[what],
@@ -242,7 +232,7 @@ class ReportRuns(ReportProgram):
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
         kind = self._named.kind_of_entry
-        return self._keep(("merged", finest), lambda: merged(self._bodies, kind, finest))
+        return self._keep(("merged", finest), lambda: merged(self.bodies_in_row, kind, finest))
 
     def ipus_with_io(self, run: int = 0) -> np.ndarray:
         """The IPUs whose I/O tiles overlap their other work."""
@@ -273,7 +263,7 @@ class ReportRuns(ReportProgram):
         """The number of slices of `executed` in a window."""
         tasks = self._tasks(run, ipus, iteration)
         tasks = tasks.where((tasks.end > window[0]) & (tasks.start < window[1]))
-        return trace.slice_count(tasks, self._bodies)
+        return trace.slice_count(tasks, self.bodies_in_row)
 
     def spent(
         self,
@@ -288,14 +278,14 @@ class ReportRuns(ReportProgram):
         """
         tasks = self._tasks(run, ipus, iteration)
         try:
-            return spent(tasks, self._bodies, self._named, *window, without=records.BESIDE)
+            return spent(tasks, self.bodies_in_row, self._named, *window, without=records.BESIDE)
         except ValueError as error:
             raise self._reader.damaged(str(error)) from error
 
     @cached_property
     def _named(self) -> Named:
         """What bodies run: steps, then bodies, which name their waits."""
-        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        body, step, bodies = self._table(records.Body), self._steps, self.bodies_in_row
         at = np.repeat(np.arange(len(bodies.count)), bodies.count)
         steps = len(step["id"])
         row = self._rows_of(bodies.step, step["id"], "a body has the step")
@@ -451,7 +441,7 @@ class ReportRuns(ReportProgram):
         return np.maximum(rows, 0)
 
     def _slices(self, tasks: Tasks, bodies: Bodies | None = None) -> trace.Slices:
-        bodies = bodies or self._bodies
+        bodies = bodies or self.bodies_in_row
         self._check_size(trace.slice_count(tasks, bodies))
         try:
             return trace.slices(tasks, bodies)
@@ -481,8 +471,8 @@ class ReportRuns(ReportProgram):
             "phase": texts_of(np.array([*records.PHASES, ""], dtype=object), phase[at]),
             "ipu": tasks.ipu[at],
             "body": columns["id"][body],
-            "direction": texts_of(columns["direction"], body),
             "stage": columns["stage"][body],
+            "direction": texts_of(columns["direction"], body),
             "micro_batch": tasks.micro_batch[at],
         }
 

@@ -133,13 +133,6 @@ def _changes(
     return unique // size, unique % size, merged
 
 
-def byte_map(
-    intervals: Intervals, first: int, last: int, always: np.ndarray | None = None
-) -> np.ndarray:
-    """Bytes live at steps ``first <= step < last`` on each tile, plus ``always`` (int64[tiles])."""
-    return resampled(intervals, first, last, (last - first, intervals.tiles), always)
-
-
 def resampled(
     intervals: Intervals,
     first: int,
