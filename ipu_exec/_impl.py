@@ -40,10 +40,10 @@ def _restoreWrapperIfNecessary(obj: Any) -> Any:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Do nothing.
+    """Do nothing: our parameters are always plain tensors.
 
-    PopTorch marks a wrapped model's parameters and buffers, and removes the marks here (Hugging
-    Face's optimum-graphcore calls it around generation); ours are always plain tensors.
+    PopTorch removes its marks from a wrapped model's parameters and buffers here (Hugging Face's
+    optimum-graphcore calls it around generation).
     """
 
 

@@ -25,9 +25,8 @@ Body = Callable[..., Any]
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     """Mark ``x`` as the loss to differentiate, after reducing it: "sum", "mean" or "none".
 
-    "none" takes a value that is already one number. Return the result from the model: a training
-    model finds its loss among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work
-    too.
+    "none" takes a single number. Return the result from the model: training looks for the loss
+    among its outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work too.
     """
     name = (
         {0: "sum", 1: "mean", 2: "none"}.get(reduction) if isinstance(reduction, int) else reduction
@@ -50,12 +49,10 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass if a stage recomputes its activations.
-
-    Numbers do not depend on it.
+    """Store ``tensors`` for the backward pass if a stage recomputes its activations.
 
     Returns its argument: a tensor, a tuple of several, or the list or tuple that is its only
-    argument.
+    argument. Numbers do not depend on it.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         return type(tensors[0])(recomputationCheckpoint(tensor) for tensor in tensors[0])
@@ -67,13 +64,11 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that created ``tensor`` within this share of a tile's memory.
+    """Plan the operator that made ``tensor`` within this share (above 0, up to 1) of tile memory.
 
-    The share is above 0 and at most 1; it applies to the gradients too.
-
-    For matrix products and convolutions, also through views, casts and the addition of a bias.
-    Gathers and scatters accept it, but their cost does not change; it has no effect on the result
-    of any other operator. Numbers do not depend on it.
+    It applies to matrix products, convolutions and their gradients, also through views, casts and
+    the addition of a bias. Gathers and scatters accept it, but their cost does not change; it has
+    no effect on other operators. Numbers do not depend on it.
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
@@ -89,7 +84,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run ``body`` ``count`` times, each time on its previous results.
 
-    ``inputs`` are not changed.
+    ``inputs`` do not change.
 
     Error in a training model: PopART cannot differentiate loops. The profile has the body's
     operators once per iteration, but their code only once.
@@ -116,13 +111,11 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``then_body`` if ``condition`` (one bool) is true, otherwise ``else_body``.
+    """``then_body`` on copies of its inputs if ``condition`` (one bool) holds, else ``else_body``.
 
-    Each gets copies of its inputs.
-
-    One of them is run. The profile, created before the condition is known, has both: its cycles are
-    an upper bound. Error if they return tensors of different number, shape or dtype, and in a
-    training model.
+    The profile, created before the condition is known, has both: its cycles are an upper bound.
+    Error in a training model, and if the bodies return tensors of different number, shape or
+    dtype.
     """
     check_tensor("cond", condition)
     _check_list("poptorch.cond", "then_inps", then_inps)
@@ -244,12 +237,10 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs`` in ``factor`` parts, one after the other.
+    """``lhs @ rhs`` in ``factor`` parts, one after the other: fewer temporaries are live at a time.
 
-    Fewer temporaries are live at a time.
-
-    Of an (m x n) by (n x p) product, InputChannels splits m, ReducingDim n (and adds the parts, in
-    float32 if ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the
+    Of an (m x n) by (n x p) product, InputChannels splits m, ReducingDim n (and adds the parts,
+    in float32 if ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the
     dimension.
     """
     check_tensor("serializedMatMul", lhs, rhs)
@@ -301,14 +292,12 @@ def _in_parts(weights: torch.Tensor, size: int, axis: int) -> tuple[torch.Tensor
 
 
 class MultiConv:
-    """``with MultiConv(): ...``.
-
-    The convolutions inside run at the same time, each on a part of the tiles.
+    """``with MultiConv(): ...`` runs the convolutions inside together, each on a part of the tiles.
 
     None may need another's result. Their gradients run together too. Poplin gives the largest one
-    most of the tiles, so that of convolutions of equal size one runs on many tiles and the rest on
-    few, unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they run one
-    after another, each on all tiles. Numbers do not depend on it.
+    most of the tiles, so that of equal convolutions one runs on many tiles and the rest on few,
+    unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they run one after
+    another, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -319,16 +308,13 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums of all convolutions or of each.
-
-        ``torch.float`` or ``torch.half``.
-        """
+        """``torch.float`` or ``torch.half`` partial sums, for all convolutions or for each."""
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
             raise UsageError(
                 f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}"
             )
-        return self._keep("partialsTypes", tuple(types))
+        return self._set("partialsTypes", tuple(types))
 
     def enableConvDithering(self, value: bool | Sequence[bool]) -> MultiConv:
         """Dithering of all convolutions or of each."""
@@ -340,21 +326,18 @@ class MultiConv:
             raise UsageError(
                 f"Invalid plan type: MultiConv.planType takes a MultiConvPlanType, not {value!r}"
             )
-        return self._keep("planType", value)
+        return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Tiles reserved for each convolution that is planned after another (default 50)."""
         _check_numbers("MultiConv.perConvReservedTiles", tiles=value)
-        return self._keep("perConvReservedTiles", value)
+        return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """The fraction by which the largest convolution may be slower (default 0.1).
-
-        This leaves tiles to the others.
-        """
+        """How much slower the largest convolution may be (default 0.1), to leave others tiles."""
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
-        return self._keep("cycleBackOff", value)
+        return self._set("cycleBackOff", value)
 
     def _per_convolution(self, name: str, value: Any, kind: type) -> MultiConv:
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
@@ -362,9 +345,9 @@ class MultiConv:
             raise UsageError(
                 f"Invalid {name}: MultiConv takes a {kind.__name__} or one for each convolution"
             )
-        return self._keep(name, values)
+        return self._set(name, values)
 
-    def _keep(self, name: str, value: Any) -> MultiConv:
+    def _set(self, name: str, value: Any) -> MultiConv:
         self.settings[name] = value
         return self
 
@@ -384,8 +367,7 @@ class MultiConv:
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Load these inputs during compute, over I/O tiles (`TensorLocations.numIOTiles`).
 
-    Use the returned tensors, and the inputs for nothing else. Numbers do not depend on it;
-    `ipu_exec.capture.overlap` has the rules.
+    Use only the returned tensors. Numbers do not depend on it. Rules: `ipu_exec.capture.overlap`.
     """
     return _overlap(overlap.INPUT, input_tensors, mode)
 
@@ -400,9 +382,8 @@ def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
         raise UsageError(f"{place}: mode is an OverlapMode, not {mode!r}")
     tree_map(lambda leaf: check_tensor(place, leaf), tensors)
 
-    def noted(
-        leaf: torch.Tensor,
-    ) -> torch.Tensor:  # while the model is captured; else there is nothing to do
+    # only while the model is captured
+    def noted(leaf: torch.Tensor) -> torch.Tensor:
         return overlap.marked(leaf, place, mode) if isinstance(leaf, FakeTensor) else leaf
 
     return tree_map(noted, tensors)
@@ -421,17 +402,16 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Return the tensor, and print it to stderr whenever it is computed.
+    """Return the tensor, and print it, and its gradient as ``title_gradient``, when computed.
 
-    Its gradient is printed too, under ``title_gradient``.
-
-    The layout is Poplar's (`ipu_exec.base.tensor_text`). 0 as ``summarise_threshold``,
-    ``max_line_width`` or ``digits``: no limit. Printing costs nothing in the profile.
+    Prints to stderr in Poplar's layout (`ipu_exec.base.tensor_text`). 0 as
+    ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing in
+    the profile.
     """
     check_tensor("ipu_print_tensor", tensor)
     if float_format not in FLOAT_FORMATS:
-        known = ", ".join(map(repr, FLOAT_FORMATS))
-        raise UsageError(f"ipu_print_tensor: float_format is one of {known}, not {float_format!r}")
+        names = ", ".join(map(repr, FLOAT_FORMATS))
+        raise UsageError(f"ipu_print_tensor: float_format is one of {names}, not {float_format!r}")
     if isinstance(tensor, FakeTensor):
         return tensor
 

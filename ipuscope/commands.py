@@ -53,7 +53,7 @@ def _run(argv: Sequence[str] | None, name: str) -> int:
             return 2
         from ipuscope.waiting import waiting
 
-        with waiting(f"{name}: loading PyTorch"):
+        with waiting(f"{name}: loading PyTorch", after=0.2):  # it takes seconds
             from ipu_exec.commands.run import run
     return run(args, name)
 

@@ -222,6 +222,7 @@ def _shell(profiles: Profiles) -> Any:
             html.Main(
                 [
                     html.Div(id="head", className="head"),
+                    html.Div(id="notes"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
                     common.hidden_state("query", "query"),
@@ -283,8 +284,6 @@ def _head(view: View) -> Any:
     ]
     if meta["state"] == "out of memory":
         children.append(_out_of_memory(view))
-    if report.notes:
-        children.append(common.message(" ".join(report.notes), "warning"))
     return children
 
 
@@ -414,6 +413,13 @@ def _register(app: Dash, profiles: Profiles) -> None:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
+
+    @app.callback(Output("notes", "children"), Input("where", "data"), Input("followed", "data"))
+    def noted(where: dict[str, Any] | None, _: str | None) -> Any:
+        """Warnings and damage, which is found by going over every byte."""
+        at = common.whole(common.parse((where or {}).get("search")).get("profile"), 0)
+        notes = profiles.get(at).notes if len(profiles) else []
+        return common.message(" ".join(notes), "warning") if notes else []
 
 
 def _params_of(app: Dash, page: str) -> set[str]:

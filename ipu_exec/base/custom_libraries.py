@@ -1,6 +1,6 @@
-"""Libraries of custom operators, whose C++ is for PopART and Poplar: they are left out by name.
+"""Libraries of custom operators in C++ for PopART and Poplar are left out by name.
 
-`ipu_exec.custom` has what their operators compute, as far as it is known.
+`ipu_exec.custom` has what their operators compute, if we know it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Capture: record every ATen call of one micro-batch and one weight update, on fake tensors.
 
-The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
-dtypes are true, no weight is copied and nothing is computed. The `Recorder` above it records each
-call.
+The real module, autograd and optimiser run under ``FakeTensorMode``: shapes and dtypes are true,
+no weight is copied and nothing is computed. The `Recorder` above it records each call.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.base.context import keeping_what_is_saved
+from ipu_exec.base.context import copying_before_changes
 from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype, take_step
 from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.capture import overlap, shared_sizes
@@ -66,20 +65,18 @@ def capture(
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the update too.
 
-    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
-    added to accumulators that persist, as with gradient accumulation. ``find_loss`` picks the loss
-    from what the model returns. ``contents``: the values that the forward reads from tensors, in
-    order, because fake tensors hold none; ContentError if it reads more. ``casting``: entered
-    around forward and backward (`ipu_exec.capture.rewrites.casts`).
+    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients
+    are added to accumulators that persist. ``find_loss`` picks the loss from what the model
+    returns. ``contents``: the values that the forward reads from tensors, in order, since fake
+    tensors have none; ContentError if it reads more. ``casting``: entered around forward and
+    backward (`ipu_exec.capture.rewrites.casts`). ``repeats``: of equal layers, and of their
+    weights' updates, only two run and the others are copied, for the same graph
+    (`ipu_exec.capture.layers.repeats`). ``sharding``: record one of the IPUs that share the
+    model's tensors (`ipu_exec.capture.sharding`).
 
-    If a model changes a tensor in place that its backward still needs, a copy of it is recorded, as
-    in PopART's programs, in which no tensor is changed (``Graph.mutates``). PyTorch refuses such a
+    If a model changes a tensor in place that its backward still needs, a copy is recorded, as in
+    PopART's programs, which change no tensor (``Graph.mutates``). PyTorch refuses such a
     backward.
-
-    ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
-    others are copied from these (`ipu_exec.capture.layers.repeats`). The graph is the same.
-    ``sharding``: the graph is that of one of the IPUs that share the model's tensors
-    (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()
     step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting, sharding)
@@ -89,7 +86,7 @@ def capture(
             return _run(step, equal, per_weight)
         except Error:
             raise
-        except Exception as error:  # whatever it is: what the model does alone decides
+        except Exception as error:  # any: the run without repeats decides
             logger.debug("layers are captured one by one: %s", error)
     return _run(step, (), False)
 
@@ -150,8 +147,8 @@ class _Run:
             try:
                 return self._recorded()
             finally:
-                # autograd's nodes lead back to what they were recorded by, out of the collector's
-                # sight: without this the model's weights would never be freed
+                # autograd's nodes lead back to the recorder, out of the collector's sight:
+                # without this the model's weights would never be freed
                 self.recorder.release()
                 self.repeats.release()
 
@@ -195,10 +192,7 @@ class _Run:
         return args, kwargs
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """The fake parameters that the optimiser updates.
-
-        They have accumulators if gradients are accumulated.
-        """
+        """The fake parameters that the optimiser updates, and accumulators if it accumulates."""
         optimizer = self.step.optimizer
         if optimizer is None:
             return {}
@@ -282,7 +276,7 @@ class _Run:
             self.devices,
             self.step.casting,
             self.recorder,
-            keeping_what_is_saved(self.mutates),
+            copying_before_changes(self.mutates),
             self.repeats.standing_in(),
         ):
             with losses_of_shares(self.step.sharding):
@@ -350,7 +344,7 @@ class _Run:
         graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_of(returned))
 
     def _finished(self) -> Graph:
-        """The graph with everything that is known about it once the run is over."""
+        """The graph with all that the run determines."""
         graph, recorder = self.recorder.graph, self.recorder
         graph.mutates = self.mutates
         graph.names_ipu = self.devices.named
@@ -359,7 +353,7 @@ class _Run:
         overlap.note_overlaps(graph, recorder.tensors(), self.step.model)
         self._name_gradients()
         if self.step.optimizer is not None:
-            keep_as_optimizer_does(graph, self.step.optimizer)
+            set_optimizer_dtypes(graph, self.step.optimizer)
         if recorder.multi_convs and self.repeats.stand_ins:
             raise NotRepeatable("the model has a MultiConv")
         fuse(graph, list(recorder.multi_convs.values()))
@@ -388,10 +382,7 @@ class _Around(torch.nn.Module):
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error if the forward removed a buffer or replaced its tensor.
-
-    The device holds the first one.
-    """
+    """Error if the forward removed a buffer or replaced its tensor: the device holds the first."""
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():
         if name not in after:
@@ -407,11 +398,11 @@ def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> N
             )
 
 
-# -- The dtypes in which PopTorch's optimisers keep states, and the storages that they merge ---
+# -- The dtypes of PopTorch's optimiser states, and the storages that they merge ---
 
 
-def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
-    """Give states and accumulators the dtypes in which an optimiser of PopTorch keeps them.
+def set_optimizer_dtypes(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
+    """Give states and accumulators the dtypes that a PopTorch optimiser stores them in.
 
     If one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
     """

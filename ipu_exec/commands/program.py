@@ -48,9 +48,8 @@ class Program:
         else:
             main.__dict__.update(__spec__=self.spec, __package__=self.spec.parent)
             sys.path[0] = os.getcwd()
-        sys.modules["__main__"] = (
-            main  # for good: what runs at exit, and pickles, look for it there
-        )
+        # for good: what runs at exit, and pickles, look for it there
+        sys.modules["__main__"] = main
         return main
 
 
@@ -65,9 +64,9 @@ def read(words: list[str]) -> Program:
     name = words[1]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where ``python -m`` looks first
-    spec = _found(name)
+    spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _found(f"{name}.__main__")
+        spec = _spec_of(f"{name}.__main__")
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise UsageError(
             f"there is no module {name!r} to run: -m takes a module's dotted name, without .py,"
@@ -77,7 +76,7 @@ def read(words: list[str]) -> Program:
         return Program(spec.origin, file.read(), name, spec)
 
 
-def _found(name: str) -> importlib.machinery.ModuleSpec | None:
+def _spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):

@@ -1,9 +1,8 @@
 """`ipu-run`: run an unmodified PopTorch script on modelled IPUs.
 
-Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its options
-(`ipu_exec.popart`), and ``pva`` is `ipuscope.profiler.pva`; nothing else differs from ``python
-script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, and tracebacks that begin in the
-script.
+In the process ``poptorch`` is `ipu_exec`, ``popart`` is `ipu_exec.popart`, ``pva`` is
+`ipuscope.profiler.pva`. All else is as with ``python script.py``: ``__main__``, ``sys.argv``,
+``sys.path``, exit codes, and tracebacks that begin in the script.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
 
 
 def run(args: argparse.Namespace, prog: str) -> int:
-    """Run a script; 1 where it raised, or wrapped no model though something of one was asked for.
+    """Run a script; 1 if it raised, or an option needs a wrapped model and it wrapped none.
 
-    A ``SystemExit`` of the script goes through, but for one that says all is well where it is not.
+    The script's ``SystemExit`` passes through, unless it says that all is well and it is not.
     """
     if args.module is not None:
         stand_in()  # finding a module imports the packages that it lies in
@@ -114,8 +113,8 @@ def _not_planned(program: Program) -> int:
 def run_instance(argv: Sequence[str]) -> int:
     """Run a program as one instance that torchrun started: its words, and its arguments.
 
-    Where it stopped because another instance did, it waits to be ended, so that the traceback of
-    the one that failed stands alone.
+    If another instance's failure stopped it, it waits to be ended: only that one's traceback
+    shows.
     """
     tell_as_open_mpi()
     stand_in()
@@ -126,7 +125,7 @@ def run_instance(argv: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End with this status, even if gloo's threads fail when another instance is gone already.
+    """End with this status, even if gloo's threads fail because another instance is gone.
 
     Python's threads end and its exit handlers run; C++'s are skipped, because they may abort the
     process ("terminate called without an active exception").
@@ -208,8 +207,8 @@ def run_program(
 ) -> int:
     """Run it as ``python script arguments``, or ``python -m module arguments``, would.
 
-    Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
-    error. Where it wrapped no model it says so, and gives 1 if one was ``asked`` for.
+    Returns 1 if it raised, after ``before_traceback`` and the traceback. If it wrapped no model
+    it says so, and returns 1 if one was ``asked`` for.
     """
     main = program.enter(list(arguments))
     at_the_first_step_of_training(str(program))
@@ -236,7 +235,7 @@ def run_program(
 
 
 def _wrapped_nothing(asked: bool) -> bool:
-    """Whether the script imported torch, or was to, but none of its models ran as on IPUs."""
+    """Whether the script imported torch, or should have, but none of its models ran on IPUs."""
     return (asked or "torch" in sys.modules) and not anything_wrapped()
 
 

@@ -1,8 +1,8 @@
 """Lowering: plans every operator on its stage and so decides the layout of every storage.
 
-Operators are planned in program order. A plan sets the layouts of its operands and results, and the
-first plan to set a storage's layout decides it. A storage that no plan decides is linear, a copy on
-another stage has its original's layout, and accumulators and optimiser state have their weight's.
+Operators are planned in program order; the first plan to set a storage's layout decides it. A
+storage that no plan decides is linear, a copy on another stage has its original's layout, and
+accumulators and optimiser state have their weight's.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def lower_graph(
     machines: Sequence[Machine],
     options: CompileOptions,
 ) -> TileMapping:
-    """The pass: plan every operator. ``machines`` has one machine per IPU.
+    """The pass: plan every operator.
 
-    Raises LoweringError with the operator's source line where it has no lowering.
+    ``machines`` has one machine per IPU.
+
+    LoweringError, with its source line, for an operator without a lowering.
     """
     lowering = _Lowering(graph, placement, residency, machines, options)
     lowering.forward_and_backward()
@@ -106,7 +108,7 @@ class _Layouts:
     def _in_slices(self, storage_id: int) -> Layout:
         """The layout of a weight of a serialised product: every slice lies over all tiles.
 
-        Its products decide it, each for its slice, and not the embedding that reads it first
+        Its products decide it, each for its slice, not the embedding that reads it first
         ([POPART, willow/src/popx/op/tiedgatherx.cpp], TiedGatherOpx: inputCreatorPriority).
         """
         layout = self._linear(storage_id)
@@ -156,9 +158,8 @@ class _Lowering:
             if state.role == Role.OPTIMISER_STATE and state.id in placement.home:
                 self.states.setdefault(placement.home[state.id], []).append(state.id)
         self.plans: dict[int, Plan] = {}
-        self.wide: dict[
-            int, tuple[Plan, Plan]
-        ] = {}  # by id: a plan, and the same with vectors over all tiles
+        # by id: a plan, and the same with vectors over all tiles
+        self.wide: dict[int, tuple[Plan, Plan]] = {}
 
     # -- the order of the program ---
 
@@ -191,10 +192,7 @@ class _Lowering:
             self.layouts.decide(state, stage)
 
     def unused(self) -> None:
-        """Lay out the storages that no operator uses.
-
-        They are host inputs and outputs, and tensors that pass through a stage.
-        """
+        """Lay out storages that no operator uses: host inputs and outputs, tensors passing by."""
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
                 for storage in storages:
@@ -240,10 +238,7 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator and record the layouts of its operands.
-
-        With ``shard`` it runs on this replica's part of the weight.
-        """
+        """Plan an operator, on this replica's ``shard`` if given, and record its layouts."""
         machine = self._machine(op, self.placement.ipus[stage])
         spec = self._spec(op, stage, shard)
         try:
@@ -311,8 +306,8 @@ class _Lowering:
     ) -> Operand:
         value = self.graph.values[value_id]
         storage = self.graph.storages[value.storage]
-        # a plan asks only whether something stays: a layer that is run again in the backward is the
-        # same operators
+        # a plan asks only if something stays: a layer that the backward runs again is the same
+        # operators
         role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
         if shard is not None and prod(value.shape) == shard.of_elements:
             layout = shard.layout(value.dtype) if placed else None
@@ -324,13 +319,13 @@ class _Lowering:
 
 
 # -- Where weights begin that no operator lays out: biases, and the parameters of norms ---
-# Poplibs maps a tensor linearly from tile 0 on; PopART then turns each so that it begins where the
-# last one on its IPU ended ([POPART, willow/src/popx/linearmapper.cpp], LinearMapper). Without that
-# the small parameters of every layer would pile up on the same tiles. Here they go on from one IPU
-# to the next: where one begins does not depend on the split, and the profile of a split tells the
-# memory of another. It only tells where they are: what an operator takes to read one does not
-# depend on it, and equal layers keep equal plans. What waits off the chip comes to where equal
-# tensors come to, so that their transfers share code.
+# Poplibs maps a tensor linearly from tile 0 on; PopART then turns each so that it begins where
+# the last one on its IPU ended ([POPART, willow/src/popx/linearmapper.cpp], LinearMapper), since
+# the small parameters of every layer would pile up on the same tiles. Here they go on from one
+# IPU to the next: where one begins does not depend on the split, and the profile of a split tells
+# the memory of another. No operator's cycles depend on it, and equal layers have equal plans.
+# Storages off the chip come to where equal tensors come to, so that their transfers share code.
+#
 
 LINEAR = "linear"
 Layouts = Mapping[tuple[int, int], Layout]
@@ -339,8 +334,8 @@ Layouts = Mapping[tuple[int, int], Layout]
 def one_after_another(graph: Graph, away: Container[int], layouts: Layouts) -> Layouts:
     """``layouts``, by (storage, stage), with each linear weight behind the last.
 
-    Accumulators and optimiser states stay with their weight. ``away``: storages that wait off the
-    chip, which stay as they are.
+    Accumulators and optimiser states stay with their weight, storages off the chip (``away``) as
+    they are.
     """
     at_home = {key: layout for key, layout in layouts.items() if key[0] not in away}
     starts = _starts(graph, at_home)

@@ -46,7 +46,7 @@ def capture_model(
     options: CompileOptions,
     sharding: TensorSharding | None = None,
 ) -> Graph:
-    """One micro-batch, and one weight update where there is an optimiser, as a graph.
+    """The graph of one micro-batch, and of one weight update if there is an optimiser.
 
     ``sharding``: how the IPUs of a stage share its tensors; the graph is that of one of them.
     """

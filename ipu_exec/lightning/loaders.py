@@ -71,7 +71,7 @@ class _Wrapped(_ForReplicas):
 
 @lru_cache
 def _for_steps(kind: Any) -> Any:
-    """A subclass of ``kind``, an `ipu_exec.DataLoader`, that gives a step's samples, not a call's.
+    """A subclass of an `ipu_exec.DataLoader`'s class that yields a step's samples, not a call's.
 
     It has one base, so that a loader can change its class to it.
     """
@@ -97,13 +97,13 @@ def _steps(loader: Any) -> int:
 def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     """``loader`` with a batch of every replica at a time.
 
-    A data loader stays one, and is an `ipu_exec.DataLoader` too. One of those is changed itself:
-    its user's stays the Trainer's. Whoever made the loader is asked for its batches as before, in
-    the same order and with the same random numbers.
+    A data loader stays one, and is an `ipu_exec.DataLoader` too; one of those is itself changed,
+    since the Trainer uses the user's. The loader gives its batches in the same order, with the
+    same random numbers.
     """
     if isinstance(loader, DataLoader):
-        known = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
-        if not known and _steps(loader) > 1:
+        by_step = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
+        if not by_step and _steps(loader) > 1:
             kind: Any = type(loader)
             loader.__class__ = _for_steps(kind)
         return loader

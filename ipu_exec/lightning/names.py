@@ -24,10 +24,7 @@ class Names:
 
 
 def names(package: str) -> Names:
-    """The classes for ``package``, one of `ipu_exec.lightning.library.PACKAGES`, built once.
-
-    They are registered there.
-    """
+    """The classes for ``package`` (`ipu_exec.lightning.library.PACKAGES`), registered there."""
     importlib.import_module(package)  # first: whoever waits for that asks for the names too
     return _made(package)
 
@@ -71,7 +68,7 @@ def _around(connector: Any, name: str) -> Callable[[_Method], None]:
 def _connect(lib: Library, made: Names) -> None:
     """Make a Trainer combine accelerator, strategy and precision.
 
-    Lightning's registries only know names; its connector decides which strategy and precision an
+    Lightning's registries only have names; its connector decides which strategy and precision an
     accelerator takes, and only for its own ones.
     """
     connector = lib.AcceleratorConnector

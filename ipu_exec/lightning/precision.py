@@ -1,8 +1,8 @@
 """``precision="32-true"``, ``"16-true"`` and ``"16-mixed"`` as IPUs have them.
 
-16-true: weights and inputs in float16. 16-mixed: inputs in float16 and weights in float32, of which
-products take float16 copies (``halfFloatCasting``), as PopTorch trains mixed. Loss scaling is the
-optimiser's (``poptorch.optim.AdamW(..., loss_scaling=1024)``) or automatic, by ``training_opts``.
+16-true: weights and inputs in float16. 16-mixed: inputs in float16 and weights in float32, of
+which products take float16 copies (``halfFloatCasting``), as in PopTorch. Loss scaling is the
+optimiser's (``poptorch.optim.AdamW(..., loss_scaling=1024)``) or automatic (``training_opts``).
 """
 
 from __future__ import annotations
@@ -77,10 +77,7 @@ AUTO_DEVICES = 4  # the IPUs of one IPU-M2000, and what Lightning's own took for
 
 
 class AcceleratorOnIpu:
-    """The implementation of ``IPUAccelerator``.
-
-    `ipu_exec.lightning.names` combines it with Lightning's ``Accelerator``.
-    """
+    """``IPUAccelerator``, before `ipu_exec.lightning.names` joins Lightning's ``Accelerator``."""
 
     lib: ClassVar[Library]
 

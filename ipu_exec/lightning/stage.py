@@ -29,11 +29,9 @@ Shapes = tuple[tuple[torch.dtype, torch.Size], ...]
 class StageModel:
     """Training, validation, test or prediction.
 
-    Lightning's loop computes numbers through `run`, and executors say what an IPU would need for
-    them.
-
-    ``options``: from micro-batches of a weight update to the options to compile with.
-    ``around_compiling``: entered while it compiles. ``ends_script``: as `SteppedExecutor` has it.
+    Lightning's loop computes numbers through `run`; executors say what an IPU would need for
+    them. ``options``: from micro-batches of a weight update to compile options.
+    ``around_compiling``: entered while compiling. ``ends_script``: see `SteppedExecutor`.
     """
 
     def __init__(
@@ -76,24 +74,24 @@ class StageModel:
         self, tensors: list[torch.Tensor], accumulation: int, shapes: Shapes
     ) -> SteppedExecutor:
         """The compiled executor for a micro-batch like this one, which has these shapes."""
-        known = self._last.get((accumulation, shapes))
-        if known is self._looked_at and known is not None and self._state() == self._seen:
-            return known
-        if known is None:
-            known = self._another(shapes, accumulation)
-            self._compile(known, tensors, accumulation, shapes)
-        elif self._compile(known, tensors, accumulation, shapes):
-            self._forget(known)
-        self.executor = self._last[accumulation, shapes] = known
+        executor = self._last.get((accumulation, shapes))
+        if executor is self._looked_at and executor is not None and self._state() == self._seen:
+            return executor
+        if executor is None:
+            executor = self._another(shapes, accumulation)
+            self._compile(executor, tensors, accumulation, shapes)
+        elif self._compile(executor, tensors, accumulation, shapes):
+            self._forget(executor)
+        self.executor = self._last[accumulation, shapes] = executor
         self._weights = list(self.step.parameters())
-        self._looked_at, self._seen = known, self._state()
-        return known
+        self._looked_at, self._seen = executor, self._state()
+        return executor
 
     def _state(self) -> tuple[Any, ...]:
-        """The state compiled into a step that may change from one step to the next.
+        """The compiled-in state that may change from step to step.
 
-        The executor checks more, such as the optimiser's structure. That is done once an epoch,
-        because it takes as long as a small model's forward.
+        The executor checks more, such as the optimiser's structure: once an epoch, because that
+        takes as long as a small model's forward.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
         trained = [weight.requires_grad for weight in self._weights]
@@ -129,7 +127,7 @@ class StageModel:
         accumulation: int,
         shapes: Shapes,
     ) -> bool:
-        """Compile if necessary; returns whether it was."""
+        """Compile if necessary; returns whether it did."""
         before = executor.executable
         # anomalies are looked for in numbers, and there are none yet
         plainly = torch.autograd.set_detect_anomaly(False)
@@ -168,8 +166,8 @@ class StageModel:
     ) -> Any:
         """Compute the step for the micro-batch of each replica; returns the result of one device.
 
-        ``parts``: arguments of the step. What is logged goes to Lightning's results.
-        ``until_backward``: closed by the caller after the backward of a training step.
+        ``parts``: arguments of the step. Logged values go to Lightning's results. The caller
+        closes ``until_backward`` after the backward of a training step.
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
@@ -179,7 +177,7 @@ class StageModel:
         if self._steps == 0:
             self._begun = host_clock.now_ns() // 1_000
         if self._optimizer is not None:
-            until_backward.enter_context(executor.keeping_what_is_saved())
+            until_backward.enter_context(executor.copying_before_changes())
         if len(parts) == 1:
             with executor.precision.model(0):
                 return self._follow(executor, tensors, accumulation, shapes)
@@ -197,10 +195,7 @@ class StageModel:
         return _joined(returned)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
-        """The running statistics of a replica's own samples.
-
-        None stands for the model's own: the first replica has these, and in inference all have.
-        """
+        """A replica's running statistics; None: the model's (first replica, inference)."""
         buffers = dict(self.step.named_buffers())
         if replica == 0 or not buffers or self._optimizer is None:
             return None
@@ -229,12 +224,12 @@ class StageModel:
                 " 0 to leave a batch out: an IPU updates its weights at each"
             )
         branches = (self.step.path, path(tuple(contents)))
-        known = self._compiled.get((accumulation, shapes, branches))
-        if known is None and len(self._compiled) < MOST_PATHS:
-            known = self._new_path(tensors, accumulation, shapes)
-            self._compiled[accumulation, shapes, branches] = known
-        if known is not None and known is not executor:
-            self.executor = self._last[accumulation, shapes] = known
+        compiled = self._compiled.get((accumulation, shapes, branches))
+        if compiled is None and len(self._compiled) < MOST_PATHS:
+            compiled = self._new_path(tensors, accumulation, shapes)
+            self._compiled[accumulation, shapes, branches] = compiled
+        if compiled is not None and compiled is not executor:
+            self.executor = self._last[accumulation, shapes] = compiled
         return returned
 
     def _new_path(
@@ -262,10 +257,7 @@ class StageModel:
         self._steps, self._recorded = 0, True
 
     def close(self) -> None:
-        """Complete the profiles.
-
-        Steps that do not fill a call count as one if there was no other.
-        """
+        """Complete the profiles; if no call was filled, the steps so far count as one."""
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
         for executor in {id(compiled): compiled for compiled in self._compiled.values()}.values():
@@ -277,9 +269,9 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 def _joined(returned: Sequence[Any]) -> Any:
-    """The replicas' results combined as one device would return them for all their samples.
+    """The replicas' results as one device would return them for all samples.
 
-    Numbers are averaged, counts added up, other tensors joined along dimension 0.
+    Floating-point numbers are averaged, counts added up, other tensors joined along dimension 0.
     """
     flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
@@ -327,10 +319,6 @@ def depth_of(module: Any, step: str, batch: Any) -> int:
 
 
 def replicas_of(devices: int, stages: int) -> int:
-    """Replicas on this many IPUs, each with its stages rounded up to a power of two.
-
-    A model that needs more IPUs than there are has one replica: IPUs are modelled, and there are
-    enough.
-    """
+    """Replicas on so many IPUs, each of ``stages`` rounded up to a power of two; at least one."""
     attached = 1 << (stages - 1).bit_length()
     return max(1, devices // attached)

@@ -17,16 +17,14 @@ from ipu_exec.capture.recording.unchanged import unchanged
 from ipu_exec.errors import ContentError, Error, UsageError
 from ipu_exec.lightning.logged import collected
 
-# -- Whole numbers that record the comparisons made with them ---
-# A compiled program is one path through the model. Where the step branches on ``batch_idx``,
-# ``self.current_epoch`` or ``self.global_step``, the recorded answers identify the path.
+# -- Whole numbers that record the comparisons made with them --- A compiled program is one path
+# through the model. If the step branches on ``batch_idx``, ``self.current_epoch`` or
+# ``self.global_step``, the recorded answers identify the path.
+#
 
 
 class Asked(int):
-    """A number in a step, or one computed from it with whole numbers.
-
-    A comparison, or a test whether it is 0, is recorded with its answer.
-    """
+    """A number in a step, or computed from one, that records comparisons and tests for 0."""
 
     answers: list[bool]
 
@@ -80,7 +78,7 @@ Asked.__neg__ = _arithmetic("__neg__")  # type: ignore[method-assign]
 
 @contextlib.contextmanager
 def asked(trainer: Any) -> Iterator[list[bool]]:
-    """Inside, the trainer's epoch and global step note what is asked of them; gives the answers."""
+    """Inside, the trainer's epoch and global step record the comparisons with them."""
     answers: list[bool] = []
     loop = trainer.fit_loop
     epoch = loop.epoch_progress.current
@@ -101,9 +99,9 @@ def asked(trainer: Any) -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def on_host_where_needed(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Inside, ``module`` runs to be captured; gives what its metrics are sent on the host.
+    """Inside, ``module`` runs to be captured; yields what its metrics get on the host.
 
-    Whoever calls this puts the metrics' attributes back (`ipu_exec.capture.recording.unchanged`).
+    The caller restores the metrics' attributes (`ipu_exec.capture.recording.unchanged`).
     """
     sent: list[torch.Tensor] = []
     torchmetrics = sys.modules.get("torchmetrics")
@@ -126,7 +124,7 @@ def _try_on_chip(metric: Any, sent: list[torch.Tensor]) -> None:
         except Error:
             tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             sent.extend(tensors)
-            metric._forward_cache = torch.zeros(())  # a number: nobody computes with it here
+            metric._forward_cache = torch.zeros(())  # a number that is not used
             return metric._forward_cache
 
     def run_forward(*args: Any, **kwargs: Any) -> Any:
@@ -158,12 +156,11 @@ class _Call:
 
 
 class StepModule(torch.nn.Module):
-    """Runs ``training_step`` (or another) of a LightningModule.
+    """Runs ``training_step`` (or another) of a LightningModule, with its weights, parts and names.
 
-    It has the LightningModule's weights and parts, under the names they have there. Called with the
-    tensors of the batch; `arguments` said where they belong. ``path`` has the answers that the last
-    run's questions about epoch, step and batch number got. While it is being compiled it leaves the
-    LightningModule and its results as they were, and gives what is logged as outputs.
+    Called with the tensors of the batch; `arguments` tells where they belong. ``path`` has the
+    answers to the last run's questions about epoch, step and batch number. While compiling it
+    leaves the LightningModule and its results as they were, and outputs logged values.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:

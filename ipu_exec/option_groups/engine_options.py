@@ -11,7 +11,7 @@ from typing import Any
 from ipu_exec.errors import UsageError
 from ipuscope.profiler.file import from_json
 
-DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
+DEFAULT_RUN_COUNT = 2  # runs stored in a profile (docs/libpva.md#engine-options)
 # The same for Poplar's engine options: the value that is modelled, and what happens instead.
 _ENGINE_NOT_HONOURED = {
     "opt.internalExchangeOptimisationTarget": (
@@ -72,7 +72,7 @@ ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
-LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
+LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile changes of the script
 COMMAND_VARIABLE = "IPUSCOPE_COMMAND"  # JSON: the words of ipu-run, for the profile
 NO_SOURCE_VARIABLE = "IPUSCOPE_NO_SOURCE"  # leave the user's files out of profiles
 LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids

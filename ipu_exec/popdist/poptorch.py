@@ -36,8 +36,7 @@ class _Distributed(poptorch._DistributedOptions):
 class Options(poptorch.Options):
     """Options with this instance's replicas: the total divided by the number of instances.
 
-    ``ipus_per_replica``: IPUs of a replica; by default the launch's value. RuntimeError for
-    settings that the launch determines.
+    ``ipus_per_replica``: by default the launch's. RuntimeError for settings of the launch.
     """
 
     def __init__(self, ipus_per_replica: int | None = None, **kwargs: Any) -> None:

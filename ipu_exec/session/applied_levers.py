@@ -48,8 +48,8 @@ def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[
 def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:
     """A micro-batch of ``samples`` in the precision and of the size that the levers say.
 
-    Samples are repeated where it needs more: only shapes count. What has another first dimension
-    than the samples stays.
+    Samples are repeated if it needs more (only shapes count). Tensors with another first
+    dimension stay.
     """
     wanted = levers.micro_batch or samples
 

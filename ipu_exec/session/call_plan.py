@@ -18,10 +18,7 @@ from ipu_exec.options import Options
 
 
 def plan_call(options: Options, training: bool) -> CallPlan:
-    """The plan that ``options`` ask for.
-
-    Error if EveryN does not divide the number of a replica's micro-batches.
-    """
+    """The plan by ``options``; Error if EveryN does not divide a replica's micro-batches."""
     mode = options.output_mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -69,7 +66,7 @@ class FirstCall:
     """A model and one micro-batch of its inputs, args and kwargs.
 
     ``samples``: of a weight update (a device iteration in inference), over all replicas.
-    ``prepared()``: inside, the model is as a capture wants it.
+    ``prepared()``: inside, the model is ready for a capture.
     """
 
     model: torch.nn.Module
@@ -86,4 +83,4 @@ class Taker(Protocol):
     """Whoever has the first call instead of a compile."""
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Do with it what is to be done, and end the script."""
+        """Use it, and end the script."""

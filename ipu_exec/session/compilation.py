@@ -36,11 +36,9 @@ def compile_step(
     """Compile one micro-batch of ``model``.
 
     ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward reads off tensors
-    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas.
-
-    Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
-    Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
-    saved.
+    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas. Error
+    for an impossible placement, LoweringError for an operator without lowering. Running out of
+    memory is an error later, of `Executable.check_memory`, once the profile was saved.
     """
     asked = compile_options(options, training, samples_of((args, kwargs)), groupings)
     progress(0.0, "capture")
@@ -66,10 +64,7 @@ def compile_step(
 
 
 def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
-    """The error with a line for each change that frees memory, by the profile that it names.
-
-    The error itself where there is no profile, or none that says so.
-    """
+    """The error with a line for each change that frees memory, if its profile has any."""
     if not error.profile_path:
         return error
     from ipuscope.planner.advice.relief import in_words, relief
@@ -81,5 +76,5 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
         return error
     if not lines:
         return error
-    said = "\n  ".join(["What frees most of that tile:", *lines])
-    return OutOfMemoryError(f"{error}\n{said}", profile_path=error.profile_path)
+    lines_of_relief = "\n  ".join(["What frees most of that tile:", *lines])
+    return OutOfMemoryError(f"{error}\n{lines_of_relief}", profile_path=error.profile_path)

@@ -92,10 +92,7 @@ def _wide_loads(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _fully_connected(settings: Mapping[str, Any], training: bool) -> str:
-    """Of which layers products are passes: "training", "inference" or none.
-
-    PopART tells poplin by what it compiles, unless matmulOptions do.
-    """
+    """Whose passes products are, as PopART tells poplin: "training", "inference" or none."""
     if not settings.get("enableFullyConnectedPass", True):
         return ""
     asked = str((settings.get("matmulOptions") or {}).get("fullyConnectedPass", ""))
@@ -114,7 +111,7 @@ def strategy_options(
 ) -> StrategyOptions:
     """The stages that a strategy names, and how they are scheduled.
 
-    ``choices``: how each stage saves memory, if a placement file says so.
+    ``choices``: how each stage saves memory, from a placement file.
     """
     if isinstance(strategy, PipelinedExecution) and strategy.phases:
         return _pipelined_phases(strategy)

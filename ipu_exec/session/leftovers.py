@@ -1,8 +1,8 @@
 """Lines of a plain PyTorch loop that are left around the call of a training model.
 
-The call runs forward, backward and the update, so that these lines do nothing, or not what their
-author thinks. They are read from the caller's source before the first compile, because
-`ipu-run --compile-only` ends the script there.
+The call runs forward, backward and update, so that these lines do nothing, or not what their
+author thinks. They are read from the caller's source before the first compile, since `ipu-run
+--compile-only` ends the script there.
 """
 
 from __future__ import annotations

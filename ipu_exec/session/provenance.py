@@ -26,9 +26,9 @@ _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 
 
 def provenance() -> dict[str, Any]:
-    """The command, the script, and each setting that came from outside of the script.
+    """The command, the script, and each setting from outside of the script.
 
-    `ipuscope.profiler.provenance` reads it back; its class says what each entry is.
+    `ipuscope.profiler.provenance` reads it back and explains each entry.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = os.path.abspath(main) if main else ""
@@ -73,12 +73,12 @@ MOST_OF_ONE = 256 << 10
 def source_text(graph: Graph) -> dict[str, str]:
     """Text by file, those with the most operators first, as far as there is room.
 
-    Files that cannot be read (a notebook's cells) are left out; all are where ``--no-source`` of
-    `ipu-run` says so.
+    Files that cannot be read (a notebook's cells) are left out, and all with ``ipu-run
+    --no-source``.
     """
     if os.environ.get(NO_SOURCE_VARIABLE):
         return {}
-    found, room = {}, MOST_BYTES
+    texts, room = {}, MOST_BYTES
     for file, _ in Counter(op.file for op in graph.ops if op.file).most_common():
         try:
             if os.path.getsize(file) > min(room, MOST_OF_ONE):
@@ -86,6 +86,6 @@ def source_text(graph: Graph) -> dict[str, str]:
             text = Path(file).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        found[file] = text
+        texts[file] = text
         room -= len(text.encode())
-    return found
+    return texts

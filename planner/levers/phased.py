@@ -279,42 +279,46 @@ class PhasedBasis(Basis):
 
     @cached_property
     def _work(self) -> _Work:
-        import pandas as pd
-
-        report = self.report
-        steps = report.body_steps
-        steps = steps[(steps["step"] >= 0) & (steps["stage"] >= 0)].reset_index(drop=True)
-        about = report.program_steps().set_index("step")
-        about = about[["cycles", "active_tiles", "type"]].loc[steps["step"]]
-        purpose, kind = steps["purpose"].astype(str), steps["kind"].astype(str).to_numpy()
+        report, bodies = self.report, self.report.bodies_in_row
+        about = report.program_steps()  # what is asked of steps, once each, not once a body
+        purpose, kind = about["purpose"].astype(str), about["kind"].astype(str).to_numpy()
         of_operator = (purpose == Purpose.OPERATOR).to_numpy()
         remote = purpose.isin([str(one) for one in _REMOTE]).to_numpy()
         gathers = (purpose == Purpose.ALL_GATHER).to_numpy()
-        aten = report.ops["aten"].reindex(steps["op"]).fillna("")
-        product = is_product(pd.Series(aten.to_numpy()))
-        of_weights = steps["op"].isin(weight_operators(report, self.sizes.variables)).to_numpy()
-        of_weights &= ~product
-        cycles = about["cycles"].to_numpy()
+        aten = report.ops["aten"].reindex(about["op"]).fillna("").reset_index(drop=True)
+        product = is_product(aten)
+        of_weights = (
+            about["op"].isin(weight_operators(report, self.sizes.variables)).to_numpy() & ~product
+        )
         middle = about["type"].eq(records.STREAM_COPY_MID).to_numpy()
-        beyond = np.where(of_operator, beyond_starting(cycles, kind), 0)
-        beyond = np.where((remote & middle) | gathers | (purpose == Purpose.COPY), cycles, beyond)
+        copied = (remote & middle) | gathers | (purpose == Purpose.COPY).to_numpy()
         growth = np.select(
             [of_weights | gathers, of_operator & product & (kind == "exchange")],
             [STAYS, AS_PRODUCTS],
             AS_SAMPLES,
         )
+        busy = np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0)
+        moved = self._moved.reindex(about["step"]).fillna(0.0).to_numpy()
+        body = np.repeat(np.arange(len(bodies.count)), bodies.count)
+        stage, task = (report.bodies[name].to_numpy() for name in ("stage", "task"))
+        own = np.flatnonzero((bodies.step >= 0) & (stage[body] >= 0))
+        step = about["step"].to_numpy()
+        order = np.argsort(step, kind="stable")
+        row, body = order[np.searchsorted(step[order], bodies.step[own])], body[own]
+        cycles = about["cycles"].to_numpy()[row]
+        beyond = np.where(of_operator[row], beyond_starting(cycles, kind[row]), 0)
+        beyond = np.where(copied[row], cycles, beyond)
         work = _Work(
-            steps["task"].map(_POSITIONS).to_numpy(),
-            steps["stage"].to_numpy(),
+            np.array([_POSITIONS.get(one, -1) for one in task])[body],
+            stage[body],
             cycles - beyond,
             beyond,
-            growth,
-            np.ones(len(steps), dtype=bool),
-            np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0),
-            remote,
+            growth[row],
+            np.ones(len(row), dtype=bool),
+            busy[row],
+            remote[row],
         )
-        moved = self._moved.reindex(steps["step"]).fillna(0.0).to_numpy()
-        return work.divided(remote, *moved.T)
+        return work.divided(remote[row], *moved[row].T)
 
     @cached_property
     def _moved(self) -> pd.DataFrame:

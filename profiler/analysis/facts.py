@@ -20,6 +20,7 @@ from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 from ipuscope.profiler.analysis.waits import of as waits_of
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
 from ipuscope.profiler.units import count
 
@@ -93,10 +94,14 @@ class Fullest:
         return f"within {CLOSE:.0%} of the limit: compile to know" if close else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
-    """The numbers of a profile. ``runs``: name, device iterations and cycles of each call."""
+    """The numbers of a profile. ``runs``: name, device iterations and cycles of each call.
 
+    ``peak``, ``slowest`` and ``waits`` go through the executed steps, and are found when asked for.
+    """
+
+    report: Report
     path: Path
     model: str
     kind: str
@@ -120,9 +125,24 @@ class Facts:
     turn: str
     runs: tuple[tuple[str, int, int], ...]
     speed: Speed | None
-    peak: Peak | None
-    slowest: Slowest | None
-    waits: tuple[tuple[float, str], ...]
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """MFU, HFU and the way from the peak; None without a schedule."""
+        return peak(self.report)
+
+    @cached_property
+    def slowest(self) -> Slowest | None:
+        """What computes longest; None without a stage."""
+        return slowest_of(self.report)
+
+    @cached_property
+    def waits(self) -> tuple[tuple[float, str], ...]:
+        """Share and words of what an update waits for longest."""
+        if not self.runs:
+            return ()
+        longest = waits_of(self.report).longest.head(MOST_WAITS)
+        return tuple(zip(longest["share"], longest["what"], strict=True))
 
     @property
     def ipus(self) -> int:
@@ -131,11 +151,11 @@ class Facts:
 
 
 def facts(report: Report) -> Facts:
-    """The facts of a profile; without ``speed`` and ``waits`` if it has no schedule."""
+    """The facts of a profile; without ``speed`` if it has no schedule."""
     meta, options, runs = report.meta, report.options, report.runs
     columns = (runs[name].tolist() for name in ("name", "iterations", "cycles"))
-    waits = waits_of(report).longest.head(MOST_WAITS) if len(runs) else None
     return Facts(
+        report=report,
         path=report.path,
         model=str(meta["model"]),
         kind=str(meta["kind"]),
@@ -159,9 +179,6 @@ def facts(report: Report) -> Facts:
         turn=turn(report),
         runs=tuple(zip(*columns, strict=True)),
         speed=_speed(report),
-        peak=peak(report),
-        slowest=slowest_of(report),
-        waits=() if waits is None else tuple(zip(waits["share"], waits["what"], strict=True)),
     )
 
 

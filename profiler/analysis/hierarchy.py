@@ -215,8 +215,14 @@ def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
     else:
         parts = [(value,) for value in table[dimension].tolist()]
     if together and dimension in ("module", "operator", "block"):
-        return [tuple(_NUMBER.sub("*", name) for name in part) for part in parts]
+        return [_alike(part) for part in parts]
     return parts
+
+
+@lru_cache(maxsize=1 << 14)
+def _alike(part: Path) -> Path:
+    """The names without the numbers of layers."""
+    return tuple(_NUMBER.sub("*", name) for name in part)
 
 
 @lru_cache(maxsize=1 << 14)

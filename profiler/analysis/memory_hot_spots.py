@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import frame_of
 from ipuscope.profiler.timeline.tile_usage import (
     CODE,
     Overflow,
@@ -35,6 +36,20 @@ def largest_extents(report: Report) -> np.ndarray:
     """Bytes of each IPU's largest extent of a tile, gaps included, in one replica: int64[ipu]."""
     ipus = range(report.target.ipus_per_replica)
     return np.array([report.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
+
+
+def live_at_peaks(report: Report) -> pd.DataFrame:
+    """``variable, bytes`` (over all tiles) at the step at which each IPU of a replica holds most.
+
+    IPU by IPU, the largest first.
+    """
+    parts = []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.live_bytes(ipu)
+        which, size = report.live_at(ipu, int(total.argmax()) if len(total) else 0)
+        parts.append((report.variables_of(ipu)["id"][which], size))
+    variable, size = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return frame_of({"variable": variable, "bytes": size})
 
 
 def fullest(report: Report, ipu: int) -> int:
@@ -84,17 +99,6 @@ def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
     """Variables live on the fullest tile of an IPU when it is fullest (`Report.live_variables`)."""
     tile = fullest(report, ipu)
     return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)
-
-
-def live_at_peaks(report: Report) -> pd.DataFrame:
-    """``variable, bytes`` live at the step at which each IPU of a replica is fullest."""
-    import pandas as pd
-
-    parts = []
-    for ipu in range(report.target.ipus_per_replica):
-        total = report.live_columns(ipu)["total"]
-        parts.append(report.live_variables(ipu, int(total.argmax()) if len(total) else 0))
-    return pd.concat(parts, ignore_index=True)[["variable", "bytes"]]
 
 
 # -- Tiles that overflow, and their contents, as the compiler's error reports them ---

@@ -184,27 +184,26 @@ def _why(
     parts = lost(report).reindex(ops.index).fillna(0).astype(float)
     scale = np.where(np.isnan(most), 1.0, most / whole.flops_per_cycle)  # to its unit's operations
     losses = parts[[*_LOSSES]].to_numpy() * scale[:, None]
-    at_work = losses[:, -1] + parts["model"].to_numpy() * scale
-    losses[:, -1] = at_work - parts["model"]
-    of_unit = parts["model"].to_numpy() / np.maximum(at_work, 1)
-    wide = (amp["operands"] == "float16") & (amp["partials"] == "float32")
+    unit = losses[:, -1] + parts["model"].to_numpy() * scale
+    losses[:, -1] = unit - parts["model"]
+    of_unit = parts["model"].to_numpy() / np.maximum(unit, 1)
+    halved = (amp["operands"] == "float16") & (amp["partials"] == "float32") & (of_unit > 0.25)
     channels = _few_channels(report, ops, amp["operands"])
-    words = []
-    for row, (largest, total) in enumerate(
-        zip(losses.argmax(axis=1).tolist(), losses.sum(axis=1).tolist(), strict=True)
+    words, columns = [], (losses.argmax(axis=1), losses.sum(axis=1), tiles, halved, ops.index)
+    for row, (largest, total, at_work, wide, op) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
     ):
         name = _LOSSES[largest]
         if total <= 0:
             name = ""
         elif name == IDLE_TILES:
-            name = _idle(int(tiles.iloc[row]), report.target.tiles_per_ipu)
+            name = _idle(int(at_work), report.target.tiles_per_ipu)
         elif name == REARRANGING:
             name = "rearrangement"
         elif name == BELOW:
-            unit, reason = "AMP" if on_amp[row] else "vector unit", channels.get(ops.index[row], "")
-            if not reason and wide.iloc[row] and of_unit[row] > 0.25:
-                reason = "fp32 partials halve it"
-            name = f"{unit} at {units.percent(of_unit[row])} of its peak"
+            reason = channels.get(op, "fp32 partials halve it" if wide else "")
+            name = "AMP" if on_amp[row] else "vector unit"
+            name += f" at {units.percent(of_unit[row])} of its peak"
             name += f": {reason}" if reason else ""
         words.append(name)
     return words

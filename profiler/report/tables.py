@@ -61,6 +61,7 @@ class ReportTables:
         self._seal: Future[seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
         self._cached: dict[Any, Any] = {}
+        self._making: dict[str, threading.RLock] = {}
         self._names_asked: dict[type[Any], int] = {}
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
@@ -228,8 +229,17 @@ class ReportTables:
         return looked_up(np.asarray(ids), columns["id"], columns["name"], "")
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """The result of ``make``, computed only once. Callers must not modify it."""
-        return self._keep(("once", key), make)
+        """The result of ``make``, computed only once. Callers must not modify it.
+
+        Other threads read the report meanwhile, which may take seconds.
+        """
+        with self._lock:
+            making = self._making.setdefault(key, threading.RLock())
+        with making:
+            if ("once", key) not in self._cached:
+                self._cached["once", key] = make()
+            answer: T = self._cached["once", key]
+            return answer
 
     @property
     def state(self) -> tuple[int, ...]:

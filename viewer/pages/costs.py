@@ -44,7 +44,7 @@ _ORDERS = (
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"
-_FORMS = (("flame", "flame graph"), ("treemap", "treemap"), (_ROOFLINE, "roofline"))
+_FORMS = (("flame", "flame graph"), (_ROOFLINE, "roofline"))
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -332,9 +332,8 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
             seen = hierarchy.look(nodes, here)
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
         words = units.size if bytes_of else clock.both
-        which = form if form in figures.FORMS else figures.FORMS[0]
         compared = second is not None
-        figure = figures.drawn(seen.shown, here, which, words, theme, bytes_of, compared)
+        figure = figures.drawn(seen.shown, here, words, theme, bytes_of, compared)
         legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
         parts = _parts(seen, here, words) if here else []

@@ -23,8 +23,8 @@ from ipu_exec.base.optimiser_attributes import take_step
 def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake tensor of the same shape, strides and dtype, in a storage of its own.
 
-    Its storage is as long as its strides reach: of a slice (one micro-batch of a call, one
-    replica's values) the slice. From 2.14 on PyTorch's own copy of it has the storage of the whole.
+    The storage is as long as the strides reach, for a slice (a micro-batch, one replica's values)
+    just the slice; from PyTorch 2.14 on its own copy has the whole's storage.
     """
     fake = mode.from_tensor(tensor.detach())
     if fake.layout is not torch.strided or fake.untyped_storage().nbytes() <= _reach(fake):
@@ -44,9 +44,9 @@ def _reach(tensor: torch.Tensor) -> int:
 def first_state(
     mode: FakeTensorMode, optimizer: torch.optim.Optimizer
 ) -> collections.defaultdict[torch.Tensor, dict[str, Any]]:
-    """What an optimiser has of state before its first step, of the fake parameters in its groups.
+    """An optimiser's state before its first step, for the fake parameters in its groups.
 
-    Nothing, but for Adagrad before PyTorch 2.12, which makes its state with itself.
+    Nothing, except for Adagrad before PyTorch 2.12.
     """
     state: collections.defaultdict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
     if not isinstance(optimizer, torch.optim.Adagrad) or not adagrad_begins_with_state():
@@ -72,7 +72,7 @@ _TORCHS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Inside, PyTorch does not print its traceback of an operator that fails on fake tensors.
+    """Inside, PyTorch prints no traceback of an operator that fails on fake tensors.
 
     The error itself says what is wrong, and the operator may be one of an attempt.
     """
@@ -101,8 +101,8 @@ class FakeTensors:
     def alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor on the host of the same shape, strides and dtype.
 
-        It is made as `FakeTensorMode` makes one, but not seen by it, in an eighth of the time: a
-        model has thousands of them.
+        Made as by `FakeTensorMode` but not seen by it, in an eighth of the time: models have
+        thousands.
         """
         with no_dispatch():
             content = torch.empty_strided(
@@ -131,19 +131,16 @@ class FakeTensors:
             return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The same optimiser over the fake parameters.
-
-        It takes one tensor at a time, so that each update is seen.
-        """
+        """The same optimiser over the fake parameters, tensor by tensor, so each update is seen."""
         copy = object.__new__(type(optimizer))
         copy.__dict__.update(optimizer.__dict__)
         # a learning-rate scheduler's wrapper holds on to the real one
         copy.__dict__.pop("step", None)
         groups = []
         for group in optimizer.param_groups:
-            known = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
+            fakes = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
             single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
-            groups.append({**group, "params": known, **single})
+            groups.append({**group, "params": fakes, **single})
         copy.param_groups = groups
         copy.state = first_state(self.mode, copy)
         return copy
@@ -152,7 +149,7 @@ class FakeTensors:
 def make_state(
     fakes: FakeTensors, optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor]
 ) -> None:
-    """Run one step of a fake optimiser to create its state, which every later step then finds.
+    """Run one step of a fake optimiser to create the state that every later step finds.
 
     ``trained``: the parameters that it updates; their gradients are not changed.
     """

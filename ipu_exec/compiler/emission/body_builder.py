@@ -23,10 +23,7 @@ from ipuscope.profiler.enums import Role
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """Collects the steps of a `Body` in order; `build` returns the finished body.
-
-    Only emission uses builders: later passes see immutable bodies.
-    """
+    """Collects the steps of a `Body` for emission; later passes only see what `build` returns."""
 
     name: str
     ipu: int
@@ -110,7 +107,7 @@ class OperatorSteps:
     def __init__(self, mapping: TileMapping) -> None:
         self.mapping = mapping
         self.cycles: dict[int, int] = {}
-        self._known: dict[int, _Emission] = {}  # by id: the mapping keeps the plans
+        self._emissions: dict[int, _Emission] = {}  # by id: the mapping has the plans
 
     def append(self, op: OpNode, body: BodyBuilder) -> None:
         """Append the operator's steps and record the storages that it uses meanwhile."""
@@ -153,10 +150,10 @@ class OperatorSteps:
             )
 
     def _emission(self, plan: Plan) -> _Emission:
-        if id(plan) not in self._known:
+        if id(plan) not in self._emissions:
             target = self.mapping.machine.target.name
             once = emitted(plan)
             steps = [program_steps(plan.steps[part], target) for part in once.parts]
             cycles = [sum(step.cycles for step in some) for some in steps]
-            self._known[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
-        return self._known[id(plan)]
+            self._emissions[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
+        return self._emissions[id(plan)]

@@ -1,8 +1,8 @@
 """Emission: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its tiles.
 
 A body is the unit that the schedule places in time: a stage's forward or backward, the weight
-update, streams from and to the host, copies between IPUs, or a sync. The bodies of an IPU are
-ordered, which gives every step a *position*; liveness is defined over positions
+update, streams from and to the host, copies between IPUs, or a sync. The order of an IPU's bodies
+gives every step a *position*; liveness is defined over positions
 (docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
@@ -49,9 +49,8 @@ class _Emitter:
         self.parallel = options.strategy.parallel_phases
         self.stages = range(len(self.placement.stages))
         self.ipus = range(self.placement.num_ipus)
-        self.there: dict[
-            tuple[str, int], set[int]
-        ] = {}  # direction and stage -> what was brought to the chip for it
+        # direction and stage -> what was brought to the chip for it
+        self.there: dict[tuple[str, int], set[int]] = {}
         self.parts: dict[tuple[int, int], Layout] = {}
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
@@ -151,11 +150,7 @@ class _Emitter:
     # -- forward, backward, update ---
 
     def _forward(self, stage: int) -> BodyBuilder:
-        """The forward of a stage.
-
-        A tensor is copied to its stash as soon as it is computed, so that two copies of it exist
-        for as short as possible.
-        """
+        """The forward of a stage: tensors are stashed at once, to exist twice only briefly."""
         body = self._body(f"stage {stage} forward", stage, schedule_types.FORWARD)
         traffic = self.residency.traffic.get((Direction.FORWARD, stage))
         if traffic is not None:
@@ -172,9 +167,8 @@ class _Emitter:
         return body
 
     def _backward(self, stage: int) -> list[BodyBuilder]:
-        """The bodies of a stage's backward.
+        """The bodies of a stage's backward, a new one where it turns to recomputation or back.
 
-        A new body begins wherever it switches between recomputation and operators of the backward.
         A stashed tensor is restored right before its first use (PopART gives restores the lowest
         priority).
         """
@@ -269,10 +263,7 @@ class _Emitter:
         return {s for s in traffic.load if storages[s].role == Role.ACCUMULATOR}
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and that are sharded over replicas.
-
-        There are none if the backward directly follows its forward: the weights are still on chip.
-        """
+        """Sharded weights that a phase reads; none if a backward follows its forward directly."""
         if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
@@ -283,9 +274,8 @@ class _Emitter:
     def _run(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
         """Run an operator of forward or backward, with its transfers to and from the chip.
 
-        A tensor is loaded before its first use, once for the forward and once for recomputation and
-        backward together (PopART's streaming contexts). A changed tensor is stored after its last
-        change.
+        A tensor is loaded before its first use, once for the forward and once for recomputation
+        and backward together (PopART's streaming contexts), and stored after its last change.
         """
         begin = len(body.steps)
         there = self.there.setdefault((direction, stage), set())
@@ -340,10 +330,7 @@ class _Emitter:
                 self.transfers.remote([storage], name, stage, body, Purpose.REMOTE_STORE)
 
     def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it.
-
-        This is a dynamic update, or a dynamic slice, on every tile.
-        """
+        """Copy a tensor to or from its stash slot: a dynamic update or slice on every tile."""
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
         name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)

@@ -1,4 +1,4 @@
-"""Transfers between an IPU and the host, its streaming memory and other IPUs of the replica.
+"""Transfers of an IPU to and from the host, streaming memory and its replica's other IPUs.
 
 Exchanges between replicas are in `ipu_exec.compiler.emission.collectives`.
 """
@@ -38,10 +38,11 @@ from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
 
-# Of an overlapped stream, on the I/O tiles: it is filled while the compute tiles work on their copy
-# ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs and outputs).
+# Copies of an overlapped stream on the I/O tiles: it is filled while the compute tiles work on
+# their copy ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs
+# and outputs).
 BUFFERS = 1
-# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+# PopART has one more between device iterations (estimate: its guide says 'more memory')
 BUFFERS_ACROSS = 2
 
 
@@ -56,15 +57,15 @@ class Transfers:
             mapping.machines,
         )
         self.over_io_tiles = OverIoTiles(mapping, options)
-        self.in_parts = kept_in_parts(mapping.graph, options)  # of the IPUs that share tensors
+        self.in_parts = stored_in_parts(mapping.graph, options)  # of the IPUs that share tensors
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[BodyBuilder]) -> tuple[list[BodyBuilder], list[BodyBuilder]]:
         """Transfers from and to the host.
 
-        Overlapped tensors go through the I/O tiles; an exchange in the forward of their stage moves
-        them between these and the compute tiles.
+        Overlapped tensors go through the I/O tiles; an exchange in their stage's forward moves
+        them between I/O tiles and compute tiles.
         """
         inputs = inputs_by_stage(self.graph, self.placement, self.options)
         outputs = outputs_by_stage(self.graph, self.placement, self.options)
@@ -85,9 +86,9 @@ class Transfers:
         )
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> BodyBuilder:
-        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+        """Begin, mid and end of a stream copy: docs/machine.md#host-and-streaming-memory.
 
-        docs/machine.md#host-and-streaming-memory.
+        Cycles: the latency, then the bytes at the host's rate.
         """
         task = schedule_types.STREAM_OUT if to_host else schedule_types.STREAM_IN
         purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
@@ -123,8 +124,7 @@ class Transfers:
     def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
         """The exchange between I/O tiles and compute tiles, and the buffers on the I/O tiles.
 
-        It belongs to, and stays with, the operator that first reads an input or last writes an
-        output.
+        It belongs to the operator that first reads an input or last writes an output.
         """
         machine, stage = self.machines[body.ipu], body.stage
         tile_bytes = self.mapping.bytes(storages, stage)
@@ -165,8 +165,8 @@ class Transfers:
     def copies(self, ipu: int) -> BodyBuilder | None:
         """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
 
-        The latency is that of the farthest IPU, followed by each neighbour's bytes in turn at the
-        rate of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
+        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at the rate
+        of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
         lies entirely on one.
         """
         # a phase receives at its beginning
@@ -228,10 +228,7 @@ class Transfers:
                     yield transfer.storage, layout, a, b
 
     def receive(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
-        """Receive other IPUs' results for this phase over the links.
-
-        It follows a sync with them ([JIA], as `copies`).
-        """
+        """Receive other IPUs' results for this phase, after a sync ([JIA], as `copies`)."""
         if not storages:
             return
         target = self.machines[body.ipu].target
@@ -266,7 +263,7 @@ class Transfers:
     ) -> None:
         """Exchange numbers that an update's operator sends to other IPUs, or waits for.
 
-        It follows a sync with them: the farthest's latency, then the bytes over the slowest link.
+        After a sync with them: the farthest's latency, then the bytes over the slowest link.
         """
         if not moves:
             return
@@ -277,9 +274,9 @@ class Transfers:
             move.bytes / link_rate(target, *pair) for move, pair in zip(moves, ends, strict=True)
         )
         storages = list(dict.fromkeys(move.storage for move in moves))
-        held, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
+        on_tiles, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
         to_others = moves[0].source == body.ipu
-        received, sent = (none, held) if to_others else (held, none)
+        received, sent = (none, on_tiles) if to_others else (on_tiles, none)
         name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
         steps = _over_links(name, ceil(latency + on_links), received, sent, moves, name)
         body.steps += [replace(step, op=op.id) for step in steps]
@@ -302,10 +299,7 @@ class Transfers:
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
     ) -> None:
-        """Load storages from streaming memory, or store them there.
-
-        In one stream copy, and another for those that go over I/O tiles.
-        """
+        """Load storages from streaming memory or store them, in a copy and one over I/O tiles."""
         beside = self.over_io_tiles.chosen(storages, body, purpose)
         rest = [storage for storage in storages if storage not in beside]
         self._remote(beside, name, stage, body, purpose, over_io_tiles=True)
@@ -343,7 +337,7 @@ class Transfers:
             self._gather_over_shards(shared, f"{name}/gather", stage, body)
 
     def _stored(self, storage: int, stage: int) -> np.ndarray:
-        """Bytes on each tile of what this IPU keeps of a storage off the chip."""
+        """Bytes on each tile of what this IPU stores of a storage off the chip."""
         whole = self.mapping.stored(storage, stage)
         if storage not in self.in_parts:
             return whole
@@ -353,10 +347,10 @@ class Transfers:
     def _take_parts(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
         """Slice this IPU's parts out of tensors: its number says where each begins."""
         for storage in storages:
-            kept = self.graph.storages[storage]
-            count = self._stored(storage, stage) // ITEM_BYTES[kept.dtype]
-            name = f"{kept.name}/part"
-            body.steps.append(slice_step(name, count, kept.dtype, Purpose.SHARD, storage))
+            item = self.graph.storages[storage]
+            count = self._stored(storage, stage) // ITEM_BYTES[item.dtype]
+            name = f"{item.name}/part"
+            body.steps.append(slice_step(name, count, item.dtype, Purpose.SHARD, storage))
             body.touch(storage, body.last, body.last)
 
     def _gather_over_shards(
@@ -401,10 +395,7 @@ def _over_links(
     moves: tuple[Move, ...],
     sync: str,
 ) -> list[ProgramStep]:
-    """A sync with the other IPUs, named after ``sync``, and an exchange with them.
-
-    ``received``, ``sent``: bytes of each tile.
-    """
+    """A sync with other IPUs, named after ``sync``, and an exchange of bytes of each tile."""
     return [
         ProgramStep(
             records.SYNC,
@@ -425,22 +416,22 @@ def _over_links(
     ]
 
 
-# -- Activations that the IPUs which share a stage's tensors have alike, and keep in parts ---
-# Off the chip each of t IPUs keeps a t-th of such a tensor, and they gather it when it comes back
-# (Graphcore's GPT-3 does: [EX, nlp/gpt3_175B/popxl/pretraining_config.py], RTS_ACT).
+# -- Activations that are alike on the IPUs that share a stage's tensors, and stored in parts ---
+# Off the chip each of t IPUs stores a t-th of such a tensor; they gather it when it comes back
+# (Graphcore's GPT-3 does: [EX, nlp/gpt3_175B/popxl/pretraining_config.py], RTS_ACT). A tensor is
+# alike on all of them if it is made of tensors that are: inputs, weights that no style cuts, and
+# results of an all-reduce or all-gather. What a collective cuts, and a slice of a tensor (a
+# rank's part of a sequence), counts as different.
 #
-# A tensor is alike on all of them if it is made of tensors that are: of inputs, of weights that no
-# style cuts, and of what an all-reduce or an all-gather gives. What a collective cuts, and what a
-# slice takes of a tensor (a rank's part of a sequence), counts as different.
 
 
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
-def kept_in_parts(graph: Graph, options: CompileOptions) -> frozenset[int]:
-    """The storages of which each of the IPUs keeps a part off the chip.
+def stored_in_parts(graph: Graph, options: CompileOptions) -> frozenset[int]:
+    """The storages of which each IPU stores a part off the chip.
 
-    Where phases are pipelines, and the location of activations has replicated tensor sharding.
+    That is where phases are pipelines and activations have replicated tensor sharding.
     """
     location = options.locations.activation
     wanted = location.sharded and options.shards > 1 and options.strategy.pipelined_phases

@@ -1,10 +1,7 @@
-"""The rows of an executable's profile.
+"""The rows of an executable's profile: target, options, stages, operators, program, in order.
 
-Target, options, stages, operators, and all others in the order in which they are written.
-
-`ipu_exec.compiler.rows.block_rows` has the Blocks, `ipu_exec.compiler.rows.program_rows` the
-program's tree, `ipu_exec.compiler.rows.profile_header` the header; variables and the trace are rows
-already.
+`ipu_exec.compiler.rows.block_rows` has the Blocks, `ipu_exec.compiler.rows.profile_header` the
+header; variables and the trace are rows already.
 """
 
 from __future__ import annotations
@@ -162,10 +159,7 @@ class _Rows:
         return [*nodes.rows, *self.steps, *types]
 
     def _body(self, index: int, body: Body, parent: int) -> None:
-        """A sequence for the body, one in it for each operator, and their steps.
-
-        Steps of a loop are in a Repeat of their operator.
-        """
+        """A sequence for the body, in it one for each operator, with Repeats for their loops."""
         node = self.nodes.add(parent, records.SEQUENCE, body.name)
         group, group_op = node, -1
         loops = {loop.first: loop for loop in body.loops}
@@ -220,10 +214,7 @@ class _Rows:
             ]
 
     def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
-        """The id of the step's compute set, -1 where it has none.
-
-        Steps with the same ``code`` (the first step that runs it) share theirs.
-        """
+        """The id of the step's compute set, -1 if none; one for steps of the same ``code``."""
         if step.type != records.ON_TILE_EXECUTE:
             return -1
         if code in self.compute_sets:

@@ -2,12 +2,11 @@
 
 A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``program.json``
 and ``arrays.bin`` (the compiled program, its inputs and the random state, see
-`ipu_exec.session.files.plain_values`) and, where asked for, ``model.pt`` (model, optimiser and
-options).
+`ipu_exec.session.files.plain_values`) and optionally ``model.pt`` (model, optimiser and options).
 
-Reading a program runs nothing of the file's, and holds no more than `MOST_BYTES` of it. A model is
-a user's class and comes as a pickle, which may run whatever its writer put there: `read_model` says
-so with a warning, and nothing reads a model unless `ipu_exec.load` was asked to.
+Reading a program runs no code of the file and takes at most `MOST_BYTES`. A model is a pickle,
+which may run whatever its writer put there: `read_model` warns of that, and only `ipu_exec.load`
+calls it.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ class Stored:
 def write(
     path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | None = None
 ) -> Path:
-    """Write a file at once: whoever reads the path meets the old file or the whole new one.
+    """Write a file in one step: readers of the path get the old file or the whole new one.
 
-    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` gives back. Error
-    where it cannot be written or pickled.
+    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` returns. Error
+    if it cannot be written or pickled.
     """
     path = Path(path)
     if path.is_dir():
@@ -116,9 +115,9 @@ def read(path: str | os.PathLike[str]) -> Stored:
             " compileAndExport"
         )
     try:
-        said = json.loads(program)
-        arrays = arrays_of(said["arrays"], memoryview(content))
-        whole = put_together(said["nodes"], arrays, said["root"])
+        parsed = json.loads(program)
+        arrays = arrays_of(parsed["arrays"], memoryview(content))
+        whole = put_together(parsed["nodes"], arrays, parsed["root"])
         executable, inputs, state, rng_state = _parts(whole)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Error(
@@ -144,10 +143,7 @@ def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Model, optimiser, options and kind of a file.
-
-    Warns that it unpickles. Error where the file has no model.
-    """
+    """Model, optimiser, options and kind; warns that it unpickles. Error if the file has none."""
     _, content = _open(path, _MODEL)
     if not content:
         raise Error(
@@ -164,9 +160,9 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
-    """The pickled model, optimiser and options of a file, as they are: nothing is unpickled.
+    """The pickled model, optimiser and options of a file, not unpickled; empty if it has none.
 
-    Empty where it was written without them. Error where the file is no compiled model.
+    Error if the file is not a compiled model.
     """
     _, content = _open(filename, _MODEL)
     return bytes(content)
@@ -277,7 +273,7 @@ def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executa
     try:
         write(path, stored)
     except Error as error:
-        logger.warning("nothing is kept in the cache: %s", error)
+        logger.warning("nothing is stored in the cache: %s", error)
     return executable
 
 
@@ -285,8 +281,8 @@ def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executa
 def _alone(path: Path) -> Iterator[None]:
     """Let one of the processes that want an executable compile it while the others wait for it.
 
-    The lock is the kernel's, so that a dead process holds none. Its file goes once there is an
-    executable to read: whoever waits at the old file finds that.
+    The kernel's lock ends with a dead process. Its file goes once there is an executable: whoever
+    waits at the old file reads that.
     """
     lock = FileLock(f"{path}.lock")
     try:
