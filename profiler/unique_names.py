@@ -23,10 +23,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
-    """Unique names of operators as in PopART.
-
-    A name is the operator's path in ``names``, then PopART's word for it in ``kinds`` ("MatMul").
-    """
+    """Unique names as in PopART: a path from ``names``, then the word in ``kinds`` ("MatMul")."""
     paths = (name.rpartition("/")[0] for name in names)
     pairs = zip(paths, kinds, strict=True)
     return unique(f"{path}/{kind}" if path else kind for path, kind in pairs)

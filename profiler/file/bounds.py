@@ -55,10 +55,7 @@ class Bound(Protocol):
 
 @dataclass(frozen=True)
 class Within:
-    """Numbers from ``least`` to ``most``; of a column of vectors, their entries.
-
-    ``summed``: the column is added up, and its sum has to fit.
-    """
+    """Numbers (of vectors: entries) from ``least`` to ``most``; ``summed``: their sum must fit."""
 
     least: float
     most: float

@@ -31,10 +31,7 @@ class Coded:
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """The same integers in the narrowest little-endian signed type.
-
-    ValueError for anything but integers in one dimension.
-    """
+    """Integers in the narrowest little-endian signed type; ValueError unless in one dimension."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise ValueError(
@@ -80,10 +77,7 @@ def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -
 def decode_all(
     coded: Sequence[tuple[Any, Any, Any]], max_length: int = MAX_LENGTH
 ) -> list[np.ndarray]:
-    """`decode` of many (dtype, length, data), in their order, several times as fast.
-
-    The results share memory: they are rows of a table if all are equally long.
-    """
+    """`decode` of many (dtype, length, data), several times as fast; the results share memory."""
     decompressor = zstandard.ZstdDecompressor()
     arrays: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(coded)
     for dtype in dict.fromkeys(one[0] for one in coded):

@@ -37,10 +37,7 @@ _locks: dict[str, _Lock] = {}
 
 
 def acquire(path: Path) -> bool:
-    """Take the lock of a file to be written; False if another process has it.
-
-    OSError if its directory cannot be written.
-    """
+    """Take the lock; False if another process has it, OSError if its directory is not writable."""
     lock = _lock_file(path)
     with _mutex:
         own_lock = _locks.get(lock)

@@ -480,10 +480,7 @@ class HostValue:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable.
-
-    Tiles with none are left out.
-    """
+    """Neighbouring tiles with the same number of bytes of a variable, not 0."""
 
     table: ClassVar[str] = "tile_runs"
     key: ClassVar[str] = "vector, first_tile"

@@ -45,10 +45,7 @@ def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
-    """Activity of each step, from its vectors over tiles: rows of `records.StepActivity`.
-
-    An exchange's tiles are those that receive or send.
-    """
+    """Activity of each step from its vectors over tiles (an exchange's: that receive or send)."""
     # The rows keep their arrays alive: the same object is the same content.
     activity: dict[int, tuple[int, int, int, float, float]] = {}
     totals: dict[int, int] = {id(None): 0}
@@ -74,7 +71,6 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
 
 
 def _moving_tiles(step: records.Step) -> int:
-    """Tiles that receive or send."""
     moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
     if len({len(one) for one in moves}) > 1:
         raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
@@ -105,10 +101,7 @@ def body_steps(bodies: Iterable[records.Body], earlier: Earlier) -> Iterator[Row
 
 
 def tasks(trace: records.Trace, earlier: Earlier) -> Iterator[Row]:
-    """A trace's tasks in order, with waits as external syncs (`trace.waits_as_syncs`).
-
-    Rows of `records.Task`.
-    """
+    """A trace's tasks as rows of `records.Task`, with waits as syncs (`trace.waits_as_syncs`)."""
     columns = _columns(
         f"trace {trace.id}",
         trace.task_body,

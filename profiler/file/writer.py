@@ -106,7 +106,6 @@ class ProfileWriter:
         )
 
     def _take(self) -> None:
-        """Lock the path."""
         if "\0" in str(self.path):
             raise ProfileError(
                 self.path, "a path cannot have a NUL in it", "Give another directory"

@@ -133,10 +133,7 @@ class Model:
 
     @cached_property
     def code_node(self) -> np.ndarray:
-        """For each program of `tree`, the first program with the same code.
-
-        That is the program itself, except for steps that run another step's outlined code.
-        """
+        """For each program of `tree`, the first with the same (outlined) code: mostly itself."""
         nodes = np.arange(len(self.tree["id"]), dtype=np.int64)
         for at, code in enumerate(self.steps["code"].tolist()):
             first = self.step_of.get(code, at)

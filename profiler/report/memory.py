@@ -295,10 +295,7 @@ class ReportMemory(ReportProgram):
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
-        """Peaks of selected variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
-
-        ``chosen``: a mask over `ipu_variables`.
-        """
+        """Peaks of ``chosen`` variables of an IPU (bool), without the fullest tile of each step."""
         return self._some_peaks(self.ipu_variables(ipu), chosen)
 
     def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:

@@ -324,10 +324,7 @@ class ReportRuns(ReportProgram):
         return self._keep(("cycle_proportions", run), make)
 
     def _cycles_by_kind(self, tasks: Tasks) -> np.ndarray:
-        """Cycles of each IPU by `records.KINDS`: int64[ipu, kind].
-
-        Tasks of one body with equal duration are unrolled once, however often they ran.
-        """
+        """Cycles of each IPU by `records.KINDS`, equal tasks unrolled once: int64[ipu, kind]."""
         spent = np.zeros((self.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
             return spent

@@ -283,10 +283,7 @@ class ReportTables:
         return self._reader.packed_amiss(record)
 
     def columns_of(self, record: type[Any]) -> Columns:
-        """A table by column, with its rows in order; vectors as ids, -1 for none.
-
-        Each column is read on first use. Callers must not modify it.
-        """
+        """A table's columns, each read on first use; vectors as ids, -1 for none. Do not modify."""
         return self._table(record)
 
     def vector(self, id: int) -> np.ndarray:

@@ -37,10 +37,7 @@ def time_bubble(stages: int, micro_batches: int) -> float:
 def training_cycles(
     forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0
 ) -> int:
-    """Exact cycles of a weight update with one stage per IPU and G >= 2K - 1.
-
-    Every pipeline cycle has the same overhead.
-    """
+    """Exact cycles of an update: a stage per IPU, G >= 2K - 1, ``overhead`` per pipeline cycle."""
     stages = len(forward)
     f, b = np.asarray(forward), np.asarray(backward)
     both = f + b

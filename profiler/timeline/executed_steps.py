@@ -111,10 +111,7 @@ _SPARSE = 8  # times as many numbers as rows: sort rather than count
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Cycles that steps took together: one entry for each step and kind, int64.
-
-    ``step`` is -1 for waits, ``kind`` an index into ``kinds``; ``count``: slices.
-    """
+    """Cycles by step (-1: waits) and kind (index into ``kinds``), int64; ``count``: slices."""
 
     step: np.ndarray
     kind: np.ndarray

@@ -116,10 +116,7 @@ def blocks(
 def _changes(
     intervals: Intervals, first: int, last: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Changes of what is live at ``first < step < last``: (step, row of vectors, difference).
-
-    They are sorted and merged.
-    """
+    """Sorted changes of what is live at ``first < step < last``: (step, row of vectors, times)."""
     step = np.concatenate([intervals.start, intervals.stop])
     row = np.concatenate([intervals.vector, intervals.vector])
     change = np.repeat([1, -1], len(intervals.start))

@@ -335,10 +335,7 @@ class _Beside:
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
-    """The schedule in which micro-batches go through their phases one after another.
-
-    A 'pipeline cycle' is one micro-batch here.
-    """
+    """Micro-batches go through all phases one after another; each is a 'pipeline cycle'."""
     host = _host_of_each(costs, micro_batches)
     placed = _place(costs, phases, host.begin)
     tasks = _Tasks()

@@ -333,10 +333,7 @@ def _columns_of(over: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.nd
 
 
 def _sorted(*keys: np.ndarray) -> np.ndarray:
-    """`np.lexsort` of keys, none below 0, in any order among equal ones.
-
-    Sorts by one number if they fit into it: several times as fast.
-    """
+    """`np.lexsort` of keys >= 0, equal ones in any order; faster if they fit into one number."""
     one, most = np.zeros(len(keys[0]), dtype=np.int64), 1
     for key in keys[::-1]:
         many = int(key.max(initial=0)) + 1
