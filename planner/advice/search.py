@@ -68,10 +68,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised:
-    """The present, the levers that gain alone, most first, and the best combination.
-
-    ``together`` is None if no two of them gain.
-    """
+    """The present, levers that gain alone (most first), and the best combination of two or more."""
 
     present: Advice
     single: tuple[Advice, ...]
@@ -146,10 +143,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
 
 
 def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
-    """Of the settings that are quicker but do not fit, the one nearest to fitting.
-
-    ``excluded``: names of levers to leave out.
-    """
+    """Of quicker settings that do not fit, the one nearest to fitting; no ``excluded`` levers."""
     now = basis.outlook(Levers()).samples_per_second
     others = (one for one in singles(basis, anything(basis)) if not {*one.pulled} & {*excluded})
     quicker = [one for one in others if _speed(basis, one) > now * (1 + LEAST_GAIN)]
