@@ -137,7 +137,7 @@ class TensorLocationOptions(Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O, even, 32 to 192, while the others compute.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192; the others compute meanwhile.
 
         For the tensors of `set_overlap_for_input` and `set_overlap_for_output`.
         """
