@@ -188,7 +188,6 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a plan."""
     group = parser.add_argument_group("plan", _ABOUT)
     group.add_argument(
         "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
@@ -246,7 +245,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    """Add ``--sweep``."""
     parser.add_argument(
         "--sweep",
         action="append",

@@ -1,10 +1,10 @@
 """The rows of a profile: one dataclass per table of ``profile.pop``.
 
 These dataclasses *are* the schema. `ipuscope.profiler.file.schema` makes a SQL table from each
-(``table`` names it, every field is a column), the writer stores instances, the reader gives them
-back as pandas frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector``
-is a numpy array in memory and a reference into the ``vectors`` table on disk, where equal content
-is stored once. A field's type also says what it may hold: every reader refuses anything else.
+(``table`` names it, every field is a column), the writer stores instances, the reader returns them
+as pandas frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector`` is a
+numpy array in memory and a reference into the ``vectors`` table on disk, where equal content is
+stored once. A field's type also bounds its values: every reader refuses anything else.
 
 Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the
 epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
@@ -480,10 +480,7 @@ class HostValue:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable.
-
-    Tiles with none are left out.
-    """
+    """Neighbouring tiles with the same number of bytes of a variable, not 0."""
 
     table: ClassVar[str] = "tile_runs"
     key: ClassVar[str] = "vector, first_tile"
