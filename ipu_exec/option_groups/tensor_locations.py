@@ -122,10 +122,7 @@ class TensorLocationOptions(Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights are stored.
-
-        Off the chip they are loaded for each use, or by default with their phase.
-        """
+        """Where weights are stored; off the chip they are loaded for each use, or phase."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:

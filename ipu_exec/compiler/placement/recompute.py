@@ -33,10 +33,7 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """The kind that ``autoRecomputation`` asks for; None: recompute in pipelines.
-
-    Error if unknown.
-    """
+    """The kind that ``autoRecomputation`` asks for (None: a pipeline's). Error if unknown."""
     if setting is None:
         return Recomputation.PIPELINE if pipelined else Recomputation.NONE
     try:
