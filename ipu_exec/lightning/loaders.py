@@ -71,10 +71,7 @@ class _Wrapped(_ForReplicas):
 
 @lru_cache
 def _for_steps(kind: Any) -> Any:
-    """A subclass of an `ipu_exec.DataLoader`'s class that yields a step's samples, not a call's.
-
-    It has one base, so that a loader can change its class to it.
-    """
+    """A subclass of one base, so that loaders can become it, that yields a step's samples."""
 
     def iterate(self: Any) -> Iterator[Any]:
         steps = _steps(self)
@@ -95,11 +92,10 @@ def _steps(loader: Any) -> int:
 
 
 def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
-    """``loader`` with a batch of every replica at a time.
+    """``loader`` with a batch of every replica at a time, in its order and random numbers.
 
     A data loader stays one, and is an `ipu_exec.DataLoader` too; one of those is itself changed,
-    since the Trainer uses the user's. The loader gives its batches in the same order, with the
-    same random numbers.
+    since the Trainer uses the user's.
     """
     if isinstance(loader, DataLoader):
         by_step = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")

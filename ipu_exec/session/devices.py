@@ -1,7 +1,6 @@
 """The IPUs that the models of this process hold.
 
-There are any number of IPUs, but a device requested by its id (``Options.useIpuId``) is exclusive
-until the model that has it detaches.
+Any number is there, but a device with an id (``Options.useIpuId``) is exclusive while attached.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     several = len(best.pulled) > 1 and together.samples_per_second >= most
-    return Advised(present, tuple(single), together if several and _gains(together, now) else None)
+    if not several or not _gains(together, now):
+        return Advised(present, tuple(single), None)
+    return Advised(present, tuple(one for one in single if one.levers != best), together)
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:

@@ -31,7 +31,8 @@ cyto.load_extra_layouts()  # dagre among them, served by Dash itself
 
 COLOURS = (("stage", "stage"), ("cycles", "cycles"), ("bytes", "bytes"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
-_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 100, "nodeSep": 14, "fit": False}
+_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 100, "nodeSep": 24, "padding": 24}
+_FIT = 12  # nodes up to which all are in view at first; of more the first are, large enough to read
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one.value, one.value) for one in (Direction.FORWARD, Direction.BACKWARD))
 _MANY = 60  # Blocks: of more, equal ones are together at first
@@ -67,7 +68,7 @@ def card(view: View, borders: bool = True) -> Any:
                 responsive=True,
                 zoom=0.8,
                 minZoom=0.05,
-                maxZoom=3,
+                maxZoom=1.5,
                 elements=[],
             ),
             role="img",
@@ -108,6 +109,8 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
 
     @app.callback(
         Output("model-graph", "elements"),
+        Output("model-graph", "layout"),
+        Output("model-graph", "style"),
         Output("model-graph", "stylesheet"),
         Output("model-graph-said", "children"),
         Input({"page": page, "param": ALL}, "value"),  # *starts* is not there without a split
@@ -123,7 +126,10 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
             split = None
         key = ("graph", direction, layers, there)
         found = profiles.made(report, key, lambda: shown(report, direction, layers, there))
-        return elements(report, found, split, str(colour), common.theme_of(where))
+        drawn = elements(report, found, split, str(colour), common.theme_of(where))
+        few = len(found.nodes) <= _FIT
+        style = {"width": "100%", "height": "240px" if few else "420px"}
+        return drawn[0], {**_LAYOUT, "fit": few}, style, *drawn[1:]
 
 
 def _listed(one: Any) -> list[Any]:

@@ -46,7 +46,7 @@ def layout(view: View) -> Any:
     except ValueError as error:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
-            common.card("Rebalance", common.message(sentence(str(error)))),
+            common.card("Rebalance", common.message(f"{sentence(str(error))}.")),
             model_graph.card(view, borders=False),
             _levers_card(view, "What else gains, each alone and several together."),
         ]

@@ -40,7 +40,8 @@ def hottest(report: Report) -> Any:
         )
         for (file, line), row in zip(places, units.rows_of(shown), strict=True)
     ]
-    return html.Ol(entries, className="waits")
+    said = html.P("Of the cycles of all operators, by the line that makes them:", className="note")
+    return [said, html.Ol(entries, className="waits")]
 
 
 def file_listing(report: Report, file: str) -> Any:
