@@ -237,7 +237,7 @@ class HeatmapDouble:
 
     def __init__(self, name: str, edges: Sequence[float], unit: str = "") -> None:
         if len(edges) < 2 or list(edges) != sorted(edges):
-            raise ValueError(f"heatmap {name!r}: its edges are two or more numbers that rise")
+            raise ValueError(f"heatmap {name!r}: its edges must be two or more ascending numbers")
         self.name, self.edges, self.unit = name, list(edges), unit
 
     def add(self, values: Iterable[float]) -> None:

@@ -206,7 +206,9 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     samples = [_samples(report) for report in (a, b)]
     reasons: dict[str, str] = {}
     if len(a.ops) and len(b.ops) and not _in_common(a, b):
-        reasons = dict.fromkeys(_OF_A_MODEL, "A and B have no operator in common: two other models")
+        reasons = dict.fromkeys(
+            _OF_A_MODEL, "A and B have no operator in common: the models differ"
+        )
     if kinds[0] != kinds[1]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:

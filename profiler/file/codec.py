@@ -120,7 +120,7 @@ def _unpacked(
     if dtype not in DTYPES:
         raise ValueError(f"unknown element type {dtype!r}")
     if not isinstance(length, int) or not 0 <= length <= max_length:
-        raise ValueError(f"a length of {length!r} where at most {max_length} can be")
+        raise ValueError(f"a length of {length!r}, which may be at most {max_length}")
     if type(data) is not bytes:
         raise ValueError(f"a {type(data).__name__} where a blob belongs")
     expected = length * int(dtype[-1])

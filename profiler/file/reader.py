@@ -476,7 +476,7 @@ class Reader:
             try:
                 meta[str(key)] = from_json.loads(value)
             except (ValueError, TypeError) as error:
-                raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
+                raise self.damaged(f"the header entry {key!r} is not JSON ({error})") from error
         return meta
 
 
@@ -523,7 +523,7 @@ def _check_header(path: Path) -> bool:
     version, application = struct.unpack_from(">I4xI", header, 60)
     if application != schema.APPLICATION_ID:
         raise ProfileError(
-            path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN
+            path, "this is a SQLite database, but not one that IPUscope wrote", _FOREIGN
         )
     if version > schema.VERSION:
         raise ProfileError(

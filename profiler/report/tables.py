@@ -131,7 +131,7 @@ class ReportTables:
                 for name, value in zip(columns["name"], columns["value"], strict=True)
             }
         except ValueError as error:
-            raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
+            raise self._reader.damaged(f"an option's value is not JSON ({error})") from error
 
     @cached_property
     def stages(self) -> pd.DataFrame:
