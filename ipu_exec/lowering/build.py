@@ -202,9 +202,8 @@ class Builder:
     ) -> int:
         """Exchange ``need[tile]`` elements of ``source`` to the tiles; returns the step of it.
 
-        ``scattered``: no two elements that a tile needs lie together: each is a fragment of its
-        own. Of an expanded tensor only the elements that are there are sent, each to all who need
-        it.
+        ``scattered``: no two elements that a tile needs lie together, so each is a fragment. Of an
+        expanded tensor only the elements that are there are sent, each to all who need it.
         """
         item = source.item_bytes
         if any(expanded(source)) and not broadcast:
