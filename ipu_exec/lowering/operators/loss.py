@@ -39,9 +39,9 @@ def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
 
 def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -> None:
     """Append the encoding of the targets, as ones among zeros, where the scores lie."""
-    # whole vectors of targets go to as many tiles as there are, and those left share the classes,
-    # four vectors at least; a vertex takes its targets one by one ([PL, lib/popops/Encoding.cpp],
-    # encodeOneHotBase; a target that torch has as a signed number takes 100 worker cycles)
+    # Whole vectors of targets go to as many tiles as there are, and those left share the classes,
+    # four vectors at least. A vertex takes its targets one by one ([PL, lib/popops/Encoding.cpp],
+    # encodeOneHotBase; a target that torch has as a signed number takes 100 worker cycles).
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
     vector = max(1, VECTOR_BYTES // scores.item_bytes)
     vectors = ceil(target.elements / vector)
