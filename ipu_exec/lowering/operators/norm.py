@@ -36,9 +36,9 @@ def _affine(
 
 def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
     """Append mean and inverse standard deviation over ``dims``, sent back to ``lead``'s tiles."""
-    # the stable version computes the mean first and subtracts it before squaring; in the other one
+    # The stable version computes the mean first and subtracts it before squaring. In the other one
     # the variance is the mean of squares minus the squared mean ([POPART,
-    # willow/include/popart/sessionoptions.hpp], enableStableNorm)
+    # willow/include/popart/sessionoptions.hpp], enableStableNorm).
     mean = reduce_over(build, lead, spread, dims, "ADD", "mean")
     if build.machine.stable_norm:
         broadcast_back(build, mean, "broadcast mean")

@@ -99,8 +99,8 @@ def _kernel(
     build: Builder, name: str, left: Operand, indices: tuple[int, ...], columns: int
 ) -> Operand:
     """The weights of a step's product, stacked, in the layout that its plan wants."""
-    # those without a layout have it from the start ([PL, lib/popnn/Lstm.cpp], createWeightsKernel);
-    # others are rearranged once, before the loop, and are kept until it ends
+    # Those without a layout have it from the start ([PL, lib/popnn/Lstm.cpp], createWeightsKernel).
+    # Others are rearranged once, before the loop, and are kept until it ends.
     rows = left.shape[-1]
     size = rows * columns
     fused = Operand((rows, columns), left.dtype, (1, rows), 0, size, None, Role.WEIGHT)
@@ -269,9 +269,9 @@ def _matrix_of(build: Builder, rows: int, columns: int, sizes: _Sizes) -> Operan
 
 def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) -> np.ndarray:
     """Append the time steps from the last to the first; returns bytes of worklists."""
-    # an LSTM makes the gradients of its state and of its input in one product, a GRU in two ([PL,
-    # lib/popnn/Lstm.cpp], backwardStepImpl; [PL, lib/popnn/Gru.cpp], of resetAfter); of a plain
-    # layer the input's are made of all steps at once, afterwards
+    # An LSTM makes the gradients of its state and of its input in one product, a GRU in two ([PL,
+    # lib/popnn/Lstm.cpp], backwardStepImpl; [PL, lib/popnn/Gru.cpp], of resetAfter). Of a plain
+    # layer the input's are made of all steps at once, afterwards.
     states = build.linear(sizes.batch * sizes.hidden, sizes.dtype).elements
     grad = _matrix_of(build, sizes.batch, sizes.units, sizes)
     weights = _weights_beside(build, (w_in, w_rec)) if sizes.gates == LSTM else w_rec

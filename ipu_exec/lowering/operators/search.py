@@ -54,8 +54,8 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
     """Each sample: distances to the newest, the farthest on each tile, and the farthest of all."""
-    # points are spread over the tiles; samples depend on each other, so one compute set takes as
-    # long as all of them, with their exchanges' latency
+    # Points are spread over the tiles. Samples depend on each other, so one compute set takes as
+    # long as all of them, with their exchanges' latency.
     build = Builder(spec, machine)
     source = build.place(0)
     features = source.shape[1] if len(source.shape) > 1 else 1
