@@ -1,9 +1,8 @@
 """Layouts of tensors on tiles: the linear mapping, spreads, and elements that a tile lacks.
 
-A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in
-storage order lie together on one tile (0: a whole tile's share), from which reductions tell how
-many outputs a tile touches. Keys describe elements, not bytes, so that a cast keeps its input's
-key.
+A `Layout.key` made here is a tuple ``(kind, run, ...)``: ``run`` is how many elements in storage
+order lie together on one tile (0: a whole tile's share), from which reductions tell how many
+outputs a tile touches. Keys describe elements, not bytes, so that a cast keeps its input's.
 """
 
 from __future__ import annotations
@@ -81,10 +80,8 @@ def run_of(key: Hashable) -> int:
 
 @lru_cache(maxsize=1024)  # 12 kB each
 def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
-    """Poplibs' linear mapping: consecutive grains on consecutive tiles, 128 bytes a tile at least.
-
-    The number of elements dithers the first tile, so that small tensors are not all on tile 0.
-    """
+    """Poplibs' linear mapping: consecutive grains on consecutive tiles, at least 128 bytes each."""
+    # the number of elements dithers the first tile, so that small tensors are not all on tile 0
     grain = max(1, GRAIN_BYTES // item_bytes)
     used = int(min(tiles, max(1, elements * item_bytes // MIN_BYTES_PER_TILE)))
     start = digest(elements, used) % tiles

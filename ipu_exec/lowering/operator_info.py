@@ -56,8 +56,7 @@ class OperatorInfo:
     promotion: Promotion = Promotion.NONE
     popart_name: str = ""  # what PopART calls it; "": as PyTorch, capitalised (`popart_name`)
     # Positions of tensor operands of which only the shape or the layout is read: autograd hands
-    # over whole tensors where a shape would do. A function where they depend on the call's
-    # arguments.
+    # over whole tensors where a shape would do. A function where the arguments decide.
     unread: tuple[int, ...] | Callable[[Arguments], tuple[int, ...]] = ()
 
     def unread_operands(self, arguments: Arguments) -> tuple[int, ...]:

@@ -2,8 +2,7 @@
 
 ``lower(spec, machine) -> Plan`` (see `ipu_exec.lowering`). A lowering is a pure function of an
 `OpSpec` and a `Machine`, so equal operators share one plan. All vectors are int64, one entry per
-tile of one IPU. Units: cycles are tile cycles (the six workers' round-robin already counted), bytes
-are bytes.
+tile of one IPU: bytes, or tile cycles (the six workers' round-robin already counted).
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ def lowering(*aten_names: str, **facts: Any) -> Callable[[Lowering], Lowering]:
 
     ``facts``: fields of `ipu_exec.lowering.operator_info.OperatorInfo` that hold for all of them. A
     name with an overload (``"aten.relu.default"``) covers that one, a name without
-    (``"aten.relu"``) all overloads. The last registration wins: call it before compiling to replace
-    ours.
+    (``"aten.relu"``) all. The last registration wins: to replace ours, register before compiling.
     """
 
     def register(function: Lowering) -> Lowering:

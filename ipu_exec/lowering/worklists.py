@@ -19,10 +19,8 @@ PIECE_BYTES = 3 * ENTRY_BYTES  # offset in the outputs, number of outputs, offse
 
 
 def pieces(rows: Array, length: Array) -> Array:
-    """Pieces of ``rows`` of ``length`` that six workers share out evenly: int64 of the same shape.
-
-    Workers take elements in order; a row where one begins in the middle is in two pieces or more.
-    """
+    """Pieces of ``rows`` of ``length`` that six workers share evenly: int64 of the same shape."""
+    # workers take elements in order; a row where one begins in the middle is in two pieces or more
     elements = np.asarray(rows * length, np.int64)
     shares = np.arange(1, WORKERS).reshape(-1, *(1,) * elements.ndim)
     begins = shares * elements // WORKERS

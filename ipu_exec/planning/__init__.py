@@ -13,13 +13,9 @@ if TYPE_CHECKING:
 def plan(model: torch.nn.Module, inputs: Any, ipus: int, **asked: Any) -> Plan:
     """The best mappings of a model onto so many IPUs, best first (docs/plan.md).
 
-    ``model``: a module that returns its loss last, or a wrapped model; ``inputs``: what a call
-    takes, whose first dimension counts the samples of a weight update. ``asked``: ``options``,
-    ``optimizer``, ``training``, ``global_batch``, ``micro_batches``, ``proportions``, ``fix``
-    (("p=4",)), ``objective``, ``budget`` (seconds), ``verify``, ``workers``, ``ray`` and
-    ``progress``, as `ipu_exec.planning.first_call_plan.plan_model` has them.
-
-    Error where nothing fits, no Blocks can be proposed, or inputs have no batch dimension.
+    ``asked``: ``options``, ``optimizer``, ``training``, ``global_batch``, ``micro_batches``,
+    ``proportions``, ``fix``, ``objective``, ``budget``, ``verify``, ``workers``, ``ray`` and
+    ``progress``: `ipu_exec.planning.first_call_plan.plan_model` says what they and the errors are.
     """
     from ipu_exec.planning.first_call_plan import plan_model
 

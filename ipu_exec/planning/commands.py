@@ -134,10 +134,8 @@ class _Ending:
 
 @contextmanager
 def _ended_by_sigterm_too() -> Iterator[_Ending]:
-    """SIGTERM ends the search as Ctrl-C does, with what was found: batch systems send it first.
-
-    Only the main thread may listen to signals.
-    """
+    """SIGTERM ends the search as Ctrl-C does, with what was found: batch systems send it first."""
+    # only the main thread may listen to signals
     ending = _Ending()
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
@@ -154,11 +152,8 @@ def _ended_by_sigterm_too() -> Iterator[_Ending]:
 
 
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Have the first model that the script calls planned instead of compiled.
-
-    With ``--json`` and ``--csv`` standard output is the plan's alone; what the script prints goes
-    to standard error.
-    """
+    """Have the first model that the script calls planned instead of compiled."""
+    # with --json and --csv stdout is the plan's alone; what the script prints goes to stderr
     planning = Planning(asked_by(args), args, tuple(words), sys.stdout)
     PoplarExecutor.first_call_taker = planning
     if args.json or args.csv:

@@ -1,7 +1,4 @@
-"""A captured model, compiled for the costs of its Blocks, or in full for one mapping.
-
-Pure functions of (graph, options): a worker process needs no more, and no model.
-"""
+"""A compile for the costs of Blocks or of one mapping: pure functions, so workers need no model."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ _AGAIN = "_Popart.autoRecomputation"
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a compile: costs of Blocks, and the memory and time of the whole.
-
-    ``phased``: costs in phases, where each is a pipeline, instead of ``priced``.
-    """
+    """Costs of Blocks (``phased`` where phases are pipelines), and what the compile obtained."""
 
     priced: Priced | None
     obtained: Obtained
@@ -163,10 +157,7 @@ def _strategy(mapping: Mapped, stages: tuple[StageOptions, ...]) -> StrategyOpti
 
 
 def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
-    """The mapping that the options give this graph.
-
-    None where it is none of a plan's: stages or phases one after another, or Blocks out of order.
-    """
+    """The options' mapping; None if no plan's: stages or phases in series, Blocks out of order."""
     strategy = options.strategy
     if strategy.execution is not Execution.PIPELINED and not strategy.pipelined_phases:
         return None
@@ -221,10 +212,8 @@ def _proportion_of_all(options: CompileOptions, ipus: int) -> float:
 
 
 def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
-    """The user's options with the mapping's settings, to be stored in a profile.
-
-    Where optimiser state is off the chip in some stages, the profile's header says in which.
-    """
+    """The user's options with the mapping's settings, to be stored in a profile."""
+    # where optimiser state is off the chip in some stages, the profile's header says in which
     location = "TensorLocations.locationOptimizer"
     shares = {str(ipu): share for ipu, share in mapping.proportions.items()}
     if mapping.key.keeps:
@@ -239,10 +228,8 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
 
 
 def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapped:
-    """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved.
-
-    The more stages, the nearer each Block's memory is to what it holds alone.
-    """
+    """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved."""
+    # the more stages, the nearer each Block's memory is to what it holds alone
     most = max(1, ipus // (key.shards * max(1, key.in_parts)))
     count = min(len(blocks), most) if key.accumulates else 1
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()

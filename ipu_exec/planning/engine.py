@@ -156,10 +156,8 @@ class Compiles:
         return _Wanted(graph, options, key, settings, name_of(graph, options, settings))
 
     def _compiled(self, wanted: Iterable[_Wanted | str]) -> Iterator[Compiled | str]:
-        """The result of each compile, from disk where it is stored; a reason is passed through.
-
-        Where there are workers all compiles have begun, or wait for one, when this returns.
-        """
+        """The result of each compile, from disk where it is stored; a reason is passed through."""
+        # where there are workers all compiles have begun, or wait for one, when this returns
         return map(self._kept_if_new, self._workers.run(map(self._task, wanted)))
 
     def _task(self, wanted: _Wanted | str) -> Task | Known:

@@ -187,10 +187,9 @@ def plan_model(  # noqa: PLR0913 - what the command has options for
     ``model``: a module that returns its loss last, or a wrapped model; ``inputs``: what a call
     takes, a tensor, a tuple or a dict, whose first dimension counts the samples of a weight update
     (times device iterations). ``fix``: as ``ipu-run --plan --fix`` takes it, ("p=4",). ``budget``:
-    seconds. ``verify``: so many of the first are compiled in full. ``workers``: processes.
-
-    Error where nothing fits, a model has no Blocks and none can be proposed, or inputs have no
-    batch dimension.
+    seconds. ``verify``: so many of the first are compiled in full. ``workers``: processes. Error
+    where nothing fits, a model has no Blocks and none can be proposed, or inputs have no batch
+    dimension.
     """
     if objective not in OBJECTIVES:
         raise UsageError(f"objective is one of {', '.join(OBJECTIVES)}, not {objective!r}")

@@ -294,10 +294,7 @@ class _Reader:
         )
 
     def _rows(self, ipu: int, passes: Mapping[int, int]) -> np.ndarray:
-        """What runs at each position of an IPU: pass x Blocks + Block; -1: none of them.
-
-        ``passes`` of the tasks that count.
-        """
+        """What runs at each position of an IPU in ``passes``: pass x Blocks + Block; -1: none."""
         bodies = [body for body in self.executable.tree.bodies if body.ipu == ipu]
         rows = [
             passes[body.task] * self.blocks + body.stage if body.task in passes else -1
@@ -341,10 +338,8 @@ class _Reader:
         update: np.ndarray,
         code: np.ndarray,
     ) -> BlockTiles:
-        """Blocks that hold the same are one kind; arrays over Blocks as `BlockTiles`' over kinds.
-
-        ``code`` of the IPUs, int64[IPU, tile].
-        """
+        """Equal Blocks are one kind; arrays are over Blocks, as `BlockTiles`' are over kinds."""
+        # `code` of the IPUs, int64[IPU, tile]
         kinds: dict[bytes, int] = {}
         kind = np.zeros(self.blocks, dtype=np.int64)
         first: list[int] = []
@@ -396,10 +391,7 @@ class _Reader:
 def _levels(
     variables: Iterable[records.Variable], row_at: np.ndarray, tiles: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Bytes live on each tile by share (`_share`), int64[share, tile], wherever they change.
-
-    With the row that runs there.
-    """
+    """(row, bytes live by `_share`, int64[share, tile]) at each row's begin and each change."""
     changes: dict[int, list[tuple[int, int, np.ndarray]]] = {}
     for variable in variables:
         share = _share(variable)

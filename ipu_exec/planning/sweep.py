@@ -1,7 +1,4 @@
-"""`ipu-run --sweep`: a script compiled with every combination of settings, and a table of them.
-
-Each combination is a process of its own (``ipu-run --with``), with a profile of its own.
-"""
+"""`ipu-run --sweep`: a process (``ipu-run --with``) and a profile a combination, and a table."""
 
 from __future__ import annotations
 

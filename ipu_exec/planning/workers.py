@@ -217,11 +217,9 @@ def begin_server() -> None:
 
 
 def _begin(scratch: str) -> None:
-    """Compute on one core in this worker: there are as many workers as cores to be used.
-
-    Temporary files go to ``scratch``, which outlives it.
-    Ctrl-C, which reaches workers too, ends it without a traceback.
-    """
+    """Compute on one core in this worker: there are as many workers as cores to be used."""
+    # Temporary files go to `scratch`, which outlives it. Ctrl-C, which reaches workers too, ends it
+    # without a traceback.
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -140,10 +140,8 @@ def _parts(extent: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def best_partition(table: Table, machine: Machine, item_bytes: int) -> Partition:
-    """The partition of the fewest cycles, then of the least memory, then of the fewest tiles.
-
-    It keeps the proportion of memory if any does; popnn refuses a table that does not.
-    """
+    """The partition of the fewest cycles, then of the least memory, then of the fewest tiles."""
+    # it keeps the proportion of memory if any does; popnn refuses a table that does not
     choices = product(_parts(table.batch), _parts(table.steps), _parts(table.labels), (0, 1))
     partitions = [
         partition_of(table, parts, item_bytes)

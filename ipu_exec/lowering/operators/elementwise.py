@@ -213,11 +213,9 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays on its tiles, or -1: of the result's shape, on most tiles.
-
-    One that only repeats elements (the gradient of a mean) may be on one tile, and does not
-    determine the result's layout. In place it is always the operand that is written.
-    """
+    """Index of the operand that stays on its tiles, or -1: of the result's shape, on most tiles."""
+    # One that only repeats elements (the gradient of a mean) may be on one tile, and does not
+    # determine the result's layout. In place it is always the operand that is written.
     if is_in_place(spec):
         out = spec.outputs[0]
         for index, operand in enumerate(spec.operands):
@@ -241,16 +239,14 @@ def _innermost(operand: Operand) -> int:
 
 
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
-    """Transpose an operand whose elements adjoin along another dimension, to send it in groups.
-
-    popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
-    ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
-    dimensions are exchanged among the tiles that hold the operand, and transposed there. False, and
-    nothing done, if a group would be smaller than a grain. The groups of the destination count: the
-    operand's own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan
-    had the other dimension as its output channels, in groups. This estimate errs towards more
-    cycles.
-    """
+    """Transpose an operand whose elements adjoin along another dimension, to send it in groups."""
+    # popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
+    # `TransposeInputs`; [PL, lib/popops/Rearrange.cpp], `regroupIfBeneficial`): blocks of both
+    # dimensions are exchanged among the tiles that hold the operand, and transposed there. False,
+    # and nothing done, if a group would be smaller than a grain. The groups of the destination
+    # count: the operand's own may be odd (the gradient of a matrix for 30,522 tokens), but then
+    # poplin's plan had the other dimension as its output channels, in groups. This estimate errs
+    # towards more cycles.
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
         return False
@@ -436,10 +432,8 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
-    """Copies and casts on the source's tiles, which rearrange another order of dimensions.
-
-    ``copy_`` writes to its first operand's tiles and so exchanges a source with another layout.
-    """
+    """Copies and casts on the source's tiles, which rearrange another order of dimensions."""
+    # `copy_` writes to its first operand's tiles and so exchanges a source with another layout
     build = Builder(spec, machine)
     out = spec.outputs[0]
     if out is None or not spec.operands:

@@ -84,13 +84,11 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
 def _copies(
     held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
-    """How many copies of a table share its lookups: of least ``cost``, if there is memory.
-
-    popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
-    halves, 1 for as many rows as lookups and for large tables [PL,
-    tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of 1.6
-    and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
-    """
+    """How many copies of a table share its lookups: of least ``cost``, if there is memory."""
+    # popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
+    # halves, 1 for as many rows as lookups and for large tables [PL,
+    # tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of
+    # 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
     idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
     room = machine.proportion * machine.target.bytes_per_tile
     most = max(1, min(len(held), lookups))
@@ -300,11 +298,9 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
-    """(table, indices, offsets, ...): a multi-slice, and each bag's rows reduced where it lies.
-
-    Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
-    weights of samples (an operand after the offsets) multiply, before the sum.
-    """
+    """(table, indices, offsets, ...): a multi-slice, and each bag's rows reduced where it lies."""
+    # Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
+    # weights of samples (an operand after the offsets) multiply, before the sum.
     build = Builder(spec, machine)
     table, indices, out = build.place(0), spec.operands[1], spec.outputs[0]
     assert out is not None
@@ -514,12 +510,10 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index); its gradient of (data, index, gradient).
-
-    A row of each is on one tile, so that an index is read there only [POPTORCH,
-    popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
-    gradient, which adds to what is there, half as much again (an estimate).
-    """
+    """PopTorch's ``FastGatherLastDim``, (data, index), or its gradient, (data, index, gradient)."""
+    # A row of each is on one tile, so that an index is read there only [POPTORCH,
+    # popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
+    # gradient, which adds to what is there, half as much again (an estimate).
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

@@ -88,11 +88,9 @@ def _scaled_by_count(build: Builder, target: Operand, elements: np.ndarray, dtyp
 
 @lowering("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d")
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """Targets are encoded among zeros and multiplied by the scores, whose rows are summed.
-
-    A mean leaves out what is ignored, divides by how many count, and sums once more ([POPART,
-    willow/src/popx/op/nllx.cpp], NllOpx::grow).
-    """
+    """Targets are encoded among zeros and multiplied by the scores, whose rows are summed."""
+    # A mean leaves out what is ignored, divides by how many count, and sums once more ([POPART,
+    # willow/src/popx/op/nllx.cpp], NllOpx::grow).
     build = Builder(spec, machine)
     scores, scores_spread = build.lead(0)
     target, out = build.place(1), spec.outputs[0]

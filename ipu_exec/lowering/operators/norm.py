@@ -219,10 +219,7 @@ def _backward(
     affine_dims: tuple[int, ...],
     lead: Operand | None = None,
 ) -> Plan:
-    """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
-
-    ``dims`` are normalised; the gradients of scale and shift are summed over ``affine_dims``.
-    """
+    """Two reductions for the input's gradient, one each for scale and shift (``affine_dims``)."""
     build = Builder(spec, machine)
     operand, spread = build.lead(data)
     seen = lead or operand

@@ -135,13 +135,11 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split that popnn expects to take the fewest cycles ([PL, lib/popnn/PoolPlan.cpp]).
-
-    Channels lie in groups of 16, as convolutions leave them; the groups of a plan are as large or
-    smaller, and others than those that are there cost a rearrangement. The group that later
-    operators prefer is taken where it costs less than 4/3 of the best. Uneven parts of the batch
-    are weighed too, which popnn leaves out.
-    """
+    """The split that popnn expects to take the fewest cycles ([PL, lib/popnn/PoolPlan.cpp])."""
+    # Channels lie in groups of 16, as convolutions leave them; the groups of a plan are as large or
+    # smaller, and others than those that are there cost a rearrangement. The group that later
+    # operators prefer is taken where it costs less than 4/3 of the best. Uneven parts of the batch
+    # are weighed too, which popnn leaves out.
     there = min(CHANNEL_RUN, -(-pooling.channels // pooling.lanes) * pooling.lanes)
     most = min(there, _GRAINS * pooling.lanes)
     plans = {

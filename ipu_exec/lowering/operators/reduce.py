@@ -78,10 +78,7 @@ def _stages(
 def reduce_cycles(
     elements: np.ndarray, outputs: np.ndarray, item_bytes: int, strided: bool, op: str = "ADD"
 ) -> np.ndarray:
-    """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers.
-
-    ``strided``: outputs lie side by side, else an output's elements do (`reduce_vertices`).
-    """
+    """Cycles of ``elements`` to ``outputs`` on each tile; ``strided``: outputs lie side by side."""
     kind = Kind(op, item_bytes, FLOAT_BYTES)
     stages = on_tiles(elements, outputs, kind, 0 if strided else 1 << 30)
     return stages.first + stages.second
@@ -230,8 +227,7 @@ def _between(
     build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: int, width: int
 ) -> np.ndarray:
     """Append a stage whose results are partials again; returns how many each tile has."""
-    # outputs are cut into columns of whole grains, each column's sources into blocks
-    # (calculateSplit)
+    # outputs are cut into columns of grains, each column's sources into blocks (calculateSplit)
     total, tiles = int(held.sum()), build.tiles
     blocks = Blocks.of(total, outputs, width, kind, tiles)
     used, each = min(tiles, blocks.count), -(-blocks.count // tiles)

@@ -142,11 +142,9 @@ def side_by_side(elements: int, outputs: int, kind: Kind) -> OnTile:
 
 @lru_cache(maxsize=1 << 16)
 def following(elements: int, outputs: int, inner: int, kind: Kind) -> OnTile:
-    """Both stages where neighbours in memory are reduced, ``inner`` of an output.
-
-    Outputs whose elements are one piece go to workers whole; those in several pieces are first
-    reduced to one piece (connectLargeInnerFactorReductions, connectSmallInnerFactorReductions).
-    """
+    """Both stages where neighbours in memory are reduced, ``inner`` of an output."""
+    # Outputs whose elements are one piece go to workers whole; those in several pieces are first
+    # reduced to one piece (connectLargeInnerFactorReductions, connectSmallInnerFactorReductions).
     rows = ceil(elements / outputs)
     if outputs == 1:
         return _cut(rows, 1, 1, kind, True)

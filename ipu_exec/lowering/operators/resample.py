@@ -105,11 +105,9 @@ def _corners(spec: OpSpec, grid: Operand) -> int:
 
 @lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
 def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[N, C, ...], grid[N, ..., d]): corners and weights, a gather of them, their sum.
-
-    The selection depends on data: the coordinates go to the tiles that hold the input, which send
-    every corner of every point in all channels (docs/cycles.md#gather, one element a row).
-    """
+    """(input[N, C, ...], grid[N, ..., d]): corners and weights, a gather of them, their sum."""
+    # The selection depends on data: the coordinates go to the tiles that hold the input, which send
+    # every corner of every point in all channels (docs/cycles.md#gather, one element a row).
     from ipu_exec.lowering.operators.gather import slice_cycles
 
     build = Builder(spec, machine)

@@ -78,12 +78,10 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.ctc_beam_search_decoder")
 def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
-    """Beam search over groups of tiles, one time step after another.
-
-    A batch's entries are spread over groups, the classes of an entry over its group's tiles. In
-    each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
-    operations), and the best ``beam_width`` are selected by comparing each with each beam.
-    """
+    """Beam search over groups of tiles, one time step after another."""
+    # A batch's entries are spread over groups, the classes of an entry over its group's tiles. In
+    # each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
+    # operations), and the best `beam_width` are selected by comparing each with each beam.
     build = Builder(spec, machine)
     probs = build.place(0)
     steps, batch, classes = probs.shape

@@ -163,11 +163,9 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a constant triangle of ones [POPART, willow/src/popx/op/cumsumx.cpp].
-
-    If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
-    multiplies, a scan is used.
-    """
+    """The product with a constant triangle of ones [POPART, willow/src/popx/op/cumsumx.cpp]."""
+    # If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
+    # multiplies, a scan is used.
     out = spec.outputs[0]
     assert out is not None
     rank = len(out.shape)

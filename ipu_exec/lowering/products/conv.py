@@ -230,8 +230,8 @@ def expanded_columns(problem: Problem) -> Problem:
 
 def flattened(problem: Problem) -> Problem:
     """The same with all images side by side, for a kernel of one column."""
-    # Kernels with rows then go along one long row ([PL, lib/poplin/ConvModel.cpp],
-    # calculateFlattenedParams).
+    # kernels with rows then lie along one row ([PL, lib/poplin/ConvModel.cpp],
+    # calculateFlattenedParams)
     images = problem.segments // problem.image_rows
     return replace(
         problem,
@@ -283,10 +283,7 @@ def convolve(
     turned: tuple[bool, bool],
     swapped: Problem | None = None,
 ) -> Product:
-    """Append the cheapest way to compute ``problem``.
-
-    ``turned``: operands whose channels are not together. ``swapped``: operands in exchanged roles.
-    """
+    """Append the cheapest way; ``turned`` as for `add_product`; ``swapped``: operands exchanged."""
     if problem.taps > 1 or problem.field_stride == (1, 1):
         return _cheapest(build, name, problem, inputs, weights, turned, swapped)
     # without its zeros, which come between the outputs afterwards (ConvTransform::dilatePostConv)
@@ -302,10 +299,7 @@ def convolve(
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a convolution: its problem, methods, and which operands play which role.
-
-    ``along_field``: the results' storage runs along the field, not along the output channels.
-    """
+    """A way to compute a convolution; ``along_field``: results lie along it, not along channels."""
 
     problem: Problem
     methods: tuple[str, ...]

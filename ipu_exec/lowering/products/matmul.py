@@ -338,12 +338,10 @@ def as_weight_gradient(spec: OpSpec, sides: Sides) -> Sides:
 
 
 def purpose_of(spec: OpSpec, sides: Sides, machine: Machine) -> Pass:
-    """What a product is for, as PopART tells poplin by its phase.
-
-    ([POPART, willow/src/popx/op/matmulx.cpp], appendPoplarOptionsForOp.) A weight's gradient, or
-    another right operand's, adds up what lies along the columns of both operands. Products that are
-    written out are told by operands that lie as a product before wanted them.
-    """
+    """What a product is for, as PopART tells poplin by its phase."""
+    # [POPART, willow/src/popx/op/matmulx.cpp], appendPoplarOptionsForOp. A weight's gradient, or
+    # another right operand's, adds up what lies along the columns of both operands. Products that
+    # are written out are told by operands that lie as a product before wanted them.
     if not machine.fully_connected:
         return Pass.NONE
     out, operands = spec.outputs[0], spec.operands

@@ -259,8 +259,8 @@ class _ProductSteps:
     @property
     def worker_partials(self) -> Array:
         """Bytes of the partials that each worker of a VMAC vertex has of its own."""
-        # Those of the groups taken at once ([PL, lib/poplin/ConvVertices.cpp],
-        # createConvPartialVerticalMacVertex).
+        # of groups taken at once: [PL, lib/poplin/ConvVertices.cpp],
+        # createConvPartialVerticalMacVertex
         if self.splits.method != "vmac":
             return np.zeros_like(self.share.field)
         return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * amp.WORKERS
@@ -508,8 +508,7 @@ class _ProductSteps:
 
     def hold_copy(self, what: str, read_here: Array, sent: int, last: int) -> None:
         """Keep what was put in order until it is ``sent``, what is read there to the ``last``."""
-        # the exchange into a compute set is its own step: what only other tiles read is free after
-        # it
+        # the exchange into a compute set is a step: what only other tiles read is free after it
         for copy, nbytes, since in self.copies:
             if not copy.endswith(what):
                 continue

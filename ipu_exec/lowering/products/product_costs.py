@@ -1,7 +1,4 @@
-"""What the planner counts for a split: cycles, and bytes of temporaries on the fullest tile.
-
-The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
-"""
+"""What the planner counts for a split (docs/cycles.md#exchange and docs/cycles.md#planner)."""
 
 from __future__ import annotations
 
@@ -128,10 +125,12 @@ def vertex_cycles(
 
 
 def reordered(item: int, odd: bool) -> float:
-    """Cycles that the planner counts for a byte that lies otherwise than is wanted."""
-    # Elements of `item` bytes are copied one a cycle, times 5/4, and exchanged. 5/3 where the
-    # channels are no whole grains of 8 bytes, `odd` ([PL, lib/poplin/ConvModel.cpp],
-    # addTransformCycleEstimate).
+    """Cycles that the planner counts for a byte that lies otherwise than is wanted.
+
+    Elements of ``item`` bytes are copied one a cycle, times 5/4, and exchanged; 5/3 where the
+    channels are no whole grains of 8 bytes, ``odd`` ([PL, lib/poplin/ConvModel.cpp],
+    addTransformCycleEstimate).
+    """
     return (5 / 3 if odd else 5 / 4) / item + 1 / 4
 
 
@@ -163,13 +162,11 @@ def _zeros(
 def _ordering_cycles(
     problem: Problem, unit: amp.Unit, method: str, height: int, used: Array, ins: Array
 ) -> Array:
-    """Estimated cycles of putting operands and results in order, on each of ``used`` tiles.
-
-    Operands are put in order where they are expanded, where the operator always has them otherwise,
-    and where their channels have to be padded ([PL, lib/poplin/ConvModel.cpp],
-    addTransformCycleEstimate). Expanded inputs take what that takes, if it is more. Dot products
-    have ``ins`` channels each.
-    """
+    """Estimated cycles of putting operands and results in order, on each of ``used`` tiles."""
+    # Operands are put in order where they are expanded, where the operator always has them
+    # otherwise, and where their channels have to be padded ([PL, lib/poplin/ConvModel.cpp],
+    # addTransformCycleEstimate). Expanded inputs take what that takes, if it is more. Dot products
+    # have `ins` channels each.
     item = unit.item_bytes
     grain_in, grain_out = grains(problem, unit, method, height)
     pads_in, pads_out = problem.in_channels % grain_in > 0, problem.out_channels % grain_out > 0

@@ -43,12 +43,10 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
 
 
 def memory_bounds(machine: Machine) -> Iterator[float]:
-    """Bytes of temporaries that are allowed, one after another until a split fits.
-
-    The proportion of a tile, doubled until that is twice a tile, then any number ([PL,
-    lib/poplin/ConvPlan.cpp], minimizeMemory; before June 2020 the planner took the split with the
-    least memory instead, however slow).
-    """
+    """Bytes of temporaries that are allowed, one after another until a split fits."""
+    # The proportion of a tile, doubled until that is twice a tile, then any number ([PL,
+    # lib/poplin/ConvPlan.cpp], minimizeMemory; before June 2020 the planner took the split with the
+    # least memory instead, however slow).
     bound = machine.proportion * machine.target.bytes_per_tile
     yield bound
     while bound < 2 * machine.target.bytes_per_tile:
@@ -132,10 +130,8 @@ def _best_of(
 def _parallel_splits(
     problem: Problem, tiles: int, method: str, height: int, counts: tuple[int, int]
 ) -> list[Array]:
-    """Part counts of groups, columns, output and input channels and kernel rows worth trying.
-
-    ``counts``: groups of output and input channels. The field's rows share what tiles are left.
-    """
+    """Part counts of groups, columns, output and input channels and kernel rows worth trying."""
+    # `counts`: groups of output and input channels; the field's rows share what tiles are left
     outs, ins = counts
     in_columns = problem.flat_columns or problem.image_rows == 1  # a row an image cannot be cut
     most = tiles if in_columns else 16

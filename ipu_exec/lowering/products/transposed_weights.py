@@ -56,11 +56,9 @@ def together(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> 
 def find(
     machine: Machine, dtype: str, forward: tuple[Problem, Splits], backward: tuple[Problem, Splits]
 ) -> Blocks | None:
-    """The blocks that poplin would take, of those that divide both; None if elements are copied.
-
-    It prefers blocks that have a quick vertex, whose results lie in one piece, on many tiles, and
-    of those the largest.
-    """
+    """The blocks that poplin would take, of those that divide both; None if elements are copied."""
+    # it prefers blocks that have a quick vertex, whose results lie in one piece, on many tiles, and
+    # of those the largest
     problem, splits = forward
     inputs, outputs = problem.in_channels, problem.segments * problem.width
     ins = gcd(together(problem, machine, dtype, splits), inputs)
