@@ -119,10 +119,8 @@ def is_contiguous(operand: Operand) -> bool:
 
 
 def spread_of(operand: Operand, tiles: int) -> Spread:
-    """Elements of ``operand`` on each tile, by the layout of its storage (by default linear).
-
-    Exact for a whole storage and a contiguous piece of a linear one; else its shares, scaled.
-    """
+    """Elements of ``operand`` on each tile, by the layout of its storage (by default linear)."""
+    # exact for a whole storage and a contiguous piece of a linear one, else its shares, scaled
     layout = operand.layout or linear_layout(operand, tiles)
     held = layout.bytes // operand.item_bytes
     if is_dense(operand) and int(held.sum()) == operand.elements:

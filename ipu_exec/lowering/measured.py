@@ -39,15 +39,12 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """Where four in five measurements lie, as factors of the prediction.
-
-    ``rows``: measurements of the kind on hardware, on any target; ``estimates``: the vendor's.
-    """
+    """Where four in five measurements lie, as factors of the prediction."""
 
     low: float
     high: float
-    rows: int = 0
-    estimates: int = 0
+    rows: int = 0  # measurements of the kind on hardware, on any target
+    estimates: int = 0  # the vendor's
 
     @property
     def likely(self) -> float:

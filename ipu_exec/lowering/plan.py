@@ -38,17 +38,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor as an operator sees it: a strided view of a storage that lies on tiles.
-
-    ``layout`` is None for a storage nobody placed yet (a weight before its first use, an output):
-    the lowering chooses, through ``Plan.input_layouts`` and ``Plan.output_layouts``.
-    """
+    """A tensor as an operator sees it: a strided view of a storage that lies on tiles."""
 
     shape: tuple[int, ...]
     dtype: str
     strides: tuple[int, ...]
     offset: int = 0
     storage_elements: int = 0
+    # None: nobody placed it yet (a weight before its first use, an output), and the lowering
+    # chooses, through `Plan.input_layouts` and `Plan.output_layouts`
     layout: Layout | None = None
     role: str = "activation"  # of ipuscope.profiler.file.records.RoleWord
     again: bool = False  # the same tensor as an earlier argument of the call
@@ -136,15 +134,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An exchange between the IPUs that share a stage's tensors, after a sync of these.
-
-    Bytes of one IPU over its tiles; ``cycles`` by where the IPUs lie (`ipu_exec.base.topology`).
-    """
+    """An exchange between the IPUs that share a stage's tensors, after a sync of these."""
 
     name: str
-    bytes_in: np.ndarray
+    bytes_in: np.ndarray  # of one IPU over its tiles, like `bytes_out`
     bytes_out: np.ndarray
-    cycles: int
+    cycles: int  # by where the IPUs lie (`ipu_exec.base.topology`)
 
 
 Step = Compute | Exchange | Collective

@@ -36,10 +36,7 @@ USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command, or `plan_model`, asks for; 0 and empty: as the script has it, or usual.
-
-    ``workers``: processes that compile; None: this one alone. ``ray``: an address, or "local".
-    """
+    """What the command, or `plan_model`, asks for; 0 and empty: as the script has it, or usual."""
 
     ipus: int
     global_batch: int = 0
@@ -49,8 +46,8 @@ class Asked:
     objective: str = OBJECTIVES[0]
     budget: float = 0.0
     verify: int = 0
-    workers: int | None = None
-    ray: str | None = None
+    workers: int | None = None  # processes that compile; None: this one alone
+    ray: str | None = None  # an address, or "local"
     command: str = ""
     keep: bool = field(default=True, repr=False)  # costs on the disk
 

@@ -64,21 +64,17 @@ class TimeStep:
 
 @dataclass(frozen=True)
 class Partition:
-    """A table in parts over tiles, and what a tile of it has to do.
-
-    ``steps``: of each half. ``alpha`` and ``gradient``: what a step of each takes. ``scores``: log
-    probabilities that a tile reads. ``temporary``: bytes of a tile.
-    """
+    """A table in parts over tiles, and what a tile of it has to do."""
 
     batch: int
     time: int
     labels: int
     last_blank: int  # 1 if the last blank has tiles of its own
-    steps: int
-    alpha: TimeStep
-    gradient: TimeStep
-    scores: int
-    temporary: int
+    steps: int  # of each half
+    alpha: TimeStep  # what a step takes
+    gradient: TimeStep  # what a step takes where the gradient is made
+    scores: int  # log probabilities that a tile reads
+    temporary: int  # bytes of a tile
 
     @property
     def parts_of_labels(self) -> int:

@@ -119,10 +119,8 @@ def _copied(held: np.ndarray, copies: int) -> np.ndarray:
 def look_up(
     spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int
 ) -> Plan:
-    """Each tile copies the requested rows that it holds; these are exchanged to a linear result.
-
-    A table on a few tiles is copied to more tiles, which share the lookups, if that is faster.
-    """
+    """Each tile copies the requested rows that it holds; these are exchanged to a linear result."""
+    # a table on a few tiles is copied to more tiles, which share the lookups, if that is faster
     build = Builder(spec, machine)
     source, lying = build.lead(table)
     out = spec.outputs[0]

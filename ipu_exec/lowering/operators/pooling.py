@@ -33,19 +33,15 @@ _END = 1 << 30
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sizes of one pass.
-
-    ``field`` is its output and ``other`` the field whose windows it reads; a gradient's output is
-    the input's field. ``lanes``: channels of a vector.
-    """
+    """Sizes of one pass."""
 
     batch: int
     channels: int
-    field: tuple[int, ...]
-    other: tuple[int, ...]
+    field: tuple[int, ...]  # of its output; a gradient's is that of the input
+    other: tuple[int, ...]  # the field whose windows it reads
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    lanes: int
+    lanes: int  # channels of a vector
     maximum: bool
     backward: bool
 

@@ -27,15 +27,11 @@ MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
 
 @dataclass(frozen=True)
 class Unit:
-    """The AMP unit for one data type on one machine.
+    """The AMP unit for one data type on one machine."""
 
-    ``in_group`` input channels by ``out_group`` output channels are held as coefficients at once;
-    ``load`` is the cycles to load them; ``half`` tells fp16 from fp32.
-    """
-
-    half: bool
-    in_group: int
-    out_group: int
+    half: bool  # fp16, else fp32
+    in_group: int  # input channels, by ...
+    out_group: int  # ... output channels are held as coefficients at once
     item_bytes: int
     partial_bytes: int
     wide_load: bool = False  # weights lie interleaved and are loaded 128 bits at a time

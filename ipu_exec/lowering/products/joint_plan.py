@@ -52,16 +52,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class _Vertices:
-    """The vertices of the passes: ``grain`` channels of weights' inputs and outputs stay together.
-
-    ``units`` and ``together``: of the AMP unit and of the batch.
-    """
+    """The vertices of the passes."""
 
     method: str
     update_method: str
-    grain: int
-    units: int = 0
-    together: int = 1
+    grain: int  # channels of weights' inputs and outputs that stay together
+    units: int = 0  # of the AMP unit
+    together: int = 1  # of the batch
 
 
 def key_of(

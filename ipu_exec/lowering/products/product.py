@@ -152,17 +152,12 @@ def add_product(
 
 @dataclass(frozen=True)
 class Given:
-    """What a product is told besides its problem.
+    """What a product is told besides its problem."""
 
-    ``channel_strides``: those of the inputs' and weights' input channels in their storages.
-    ``splits`` that were found elsewhere, and ``keys`` of layouts ("input", "output") that go with
-    them. ``matrices``: it is a product of matrices, not a convolution.
-    """
-
-    channel_strides: tuple[int, int] = (1, 1)
-    matrices: bool = False
-    splits: Splits | None = None
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    channel_strides: tuple[int, int] = (1, 1)  # of (inputs', weights') input channels in storage
+    matrices: bool = False  # of matrices, not a convolution
+    splits: Splits | None = None  # found elsewhere
+    keys: Mapping[str, Any] = field(default_factory=dict)  # "input", "output": go with these
 
 
 @dataclass(frozen=True)

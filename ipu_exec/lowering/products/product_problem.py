@@ -19,29 +19,23 @@ GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at o
 
 @dataclass(frozen=True)
 class Problem:
-    """One convolution (or product, with a 1 x 1 kernel) to plan.
-
-    Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image,
-    with ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed
-    convolution: a kernel element contributes only to every ``field_stride``-th output.
-    ``expansion`` is the number of input elements that arrive for each one multiplied, if inputs are
-    expanded into channels on the tile (``input_transform``).
-    """
+    """One convolution (or product, with a 1 x 1 kernel) to plan."""
 
     groups: int
-    segments: int
-    width: int
+    segments: int  # field rows of outputs ...
+    width: int  # ... and outputs in each
     in_channels: int
     out_channels: int
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
+    # of a transposed convolution: a kernel element contributes only to every such output
     field_stride: tuple[int, int] = (1, 1)
-    image_rows: int = 1
-    in_rows: int = 1
-    in_cols: int = 1
-    expansion: float = 1.0
-    input_transform: bool = False
+    image_rows: int = 1  # field rows of one image
+    in_rows: int = 1  # of an image's inputs
+    in_cols: int = 1  # of an image's inputs
+    expansion: float = 1.0  # input elements that arrive for each one multiplied
+    input_transform: bool = False  # inputs are expanded into channels on the tile
     together: int = 0  # input channels that lie together before that; 0: those of a vertex
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
     flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
@@ -89,22 +83,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Splits:
-    """How a problem is split.
-
-    Parts of groups, field rows, field columns, output and input channels; serial steps; parts of
-    the kernel's rows, whose results are added like those of input channels.
-    """
+    """How a problem is split: parts of each dimension."""
 
     method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
     groups: int
-    rows: int
-    cols: int
-    outs: int
-    ins: int
-    serial: int
+    rows: int  # of the field
+    cols: int  # of the field
+    outs: int  # channels
+    ins: int  # channels
+    serial: int  # steps
     filter_height: int = 1
     cycles: int = 0  # as estimated by the search
-    kernel: int = 1
+    kernel: int = 1  # parts of its rows; results are added as those of input channels are
     ins_first: bool = False  # tiles are counted along the field before the input channels
 
     @property
