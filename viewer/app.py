@@ -121,18 +121,30 @@ class _Handler(WSGIRequestHandler):
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over the profiles that runs write below a directory; redraws for a new one."""
+    """The viewer over the profiles that runs write below a directory; it says when one is new.
+
+    What a run writes on is drawn again by itself, another run's profile when a reader asks for it.
+    """
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
     look_again = dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)
     app.layout = lambda: html.Div([_shell(profiles), look_again])
 
     @app.callback(
-        Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
+        Output("followed", "data"),
+        Output("toast", "children"),
+        Input("look", "n_intervals"),
+        Input({"toast": ALL}, "n_clicks"),
+        State("followed", "data"),
     )
-    def look(_: int | None, seen: str | None) -> Any:
+    def look(_: int | None, clicks: list[int | None], seen: str | None) -> Any:
+        new = None if any(clicks) else profiles.newer()
+        if new is not None:
+            show = html.Button("Show it", id={"toast": "show"}, className="strong", n_clicks=0)
+            there = ctx.triggered_id != "look" or not clicks  # a button that is there stays
+            return no_update, [html.Span(f"A new profile: {new}"), show] if there else no_update
         now = profiles.refresh()
-        return no_update if now == seen else now
+        return no_update if now == seen else now, []
 
     return app
 
@@ -231,6 +243,7 @@ def _shell(profiles: Profiles) -> Any:
                 id="main",
                 tabIndex="-1",
             ),
+            html.Div(id="toast", role="status"),
             _shortcuts(),
             palette.dialog(),
         ],

@@ -250,10 +250,7 @@ def _even(costs: Costs) -> Costs:
 
 
 def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
-    """The gain per sample of more micro-batches a weight update.
-
-    It has two causes whose gains add up: fewer ramps, and an update shared by more samples.
-    """
+    """The gain per sample of more micro-batches an update: rarer ramps plus a shared update."""
     many = costs.micro_batches * _MORE_MICRO_BATCHES
     longer = what_if(replace(costs, micro_batches=many), present.assignment)
     ramps, update = present.ramps, present.update

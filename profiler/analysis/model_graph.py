@@ -131,7 +131,7 @@ def graph(
     ops = report.ops[wanted]
     order = _order(ops)
     paths = paths_of(ops, order)
-    like = _same(report) if together and order == "block" else {}
+    like = equal_blocks(report) if together and order == "block" else {}
     paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]
     took, nbytes = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
     shown = _Shown(paths, frozenset(opened))
@@ -221,7 +221,7 @@ def _edges(rows: pd.DataFrame, node_of: dict[int, int]) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def _same(report: Report) -> dict[str, str]:
+def equal_blocks(report: Report) -> dict[str, str]:
     """For each Block in a repetition, the name of the first Block equal to it."""
     ops = report.ops
     ops = ops[(ops["direction"] == Direction.FORWARD).to_numpy() & (ops["block"] >= 0).to_numpy()]

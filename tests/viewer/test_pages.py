@@ -1119,7 +1119,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
 def test_a_directory_is_followed_from_one_profile_to_the_next(
     chromium: Any, demo: Path, tmp_path: Path
 ) -> None:
-    """Without a click, the newest profile is shown, with the previous one to compare."""
+    """The newest profile is announced and, by a click, shown, with the previous one to compare."""
     profiles = FollowedProfiles(tmp_path)
     assert profiles.refresh() == ""
     _appear(demo / "training", tmp_path / "first" / "training")
@@ -1128,7 +1128,11 @@ def test_a_directory_is_followed_from_one_profile_to_the_next(
         page = view.open("/")
         assert "training, executed" in page.inner_text("#head")
         _appear(demo / "inference", tmp_path / "second" / "inference")
+        page.wait_for_selector("#toast >> text=A new profile: second/inference", timeout=20_000)
+        assert "training, executed" in page.inner_text("#head"), "what is read stays"
+        page.get_by_role("button", name="Show it").click()
         page.wait_for_selector("#head >> text=inference, executed", timeout=20_000)
+        page.wait_for_function("() => !document.querySelector('#toast').innerText")
         assert len(profiles) == 2
         assert profiles.get(1).meta["kind"] == "training"
         assert view.complaints == []
@@ -1168,9 +1172,9 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_ended(
         tab(chromium, address) as view,
     ):
         page = view.open("/")
-        assert "A run is writing this profile now" in page.inner_text("#head")
+        page.wait_for_selector("#notes >> text=A run is writing this profile now")
         lock.release(tmp_path / "profile.pop")
-        page.wait_for_selector("#head >> text=This profile was not finished", timeout=20_000)
+        page.wait_for_selector("#notes >> text=This profile was not finished", timeout=20_000)
         assert view.complaints == []
 
 

@@ -87,14 +87,7 @@ function(heat, steps) {
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
-    app.clientside_callback(
-        common.ZOOM_Y,
-        Output(common.param_id(NAME, "low"), "value"),
-        Output(common.param_id(NAME, "high"), "value"),
-        Input("liveness-heat", "relayoutData"),
-        State("liveness-heat", "figure"),
-        prevent_initial_call=True,
-    )
+    common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "step"), "value"),

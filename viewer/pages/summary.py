@@ -36,9 +36,10 @@ def layout(view: View) -> Any:
     return [
         common.controls(view),
         _numbers(of),
-        *([_later("summary-why"), _later("summary-peak")] if scheduled else []),
+        *([_later("summary-why")] if scheduled else []),
         causes.card(view, "summary-insights"),
         *([_stages(report, view.theme)] if len(report.stages) else []),
+        *([_later("summary-peak")] if scheduled else []),
         html.Div([_later("summary-cycles"), _later("summary-memory")], className="row"),
         *_confidence(report),
         html.Div([machine, options], className="row"),
