@@ -13,14 +13,16 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
     """
     if not error.profile_path:
         return error
-    from ipuscope.planner.advice.relief import in_words, relief
+    from ipuscope.planner.advice.relief import fewest_changes, in_words, relief
 
     try:
         with open_report(error.profile_path) as report:
-            lines = in_words(relief(report))
+            lines, together = in_words(relief(report)), fewest_changes(report)
     except (ProfileError, ValueError):
         return error
     if not lines:
         return error
     said = "\n  ".join(["What frees most of that tile:", *lines])
+    if together:
+        said += f"\nThe fewest changes with which every IPU fits: {together}"
     return OutOfMemoryError(f"{error}\n{said}", profile_path=error.profile_path)
