@@ -40,11 +40,7 @@ def _restoreWrapperIfNecessary(obj: Any) -> Any:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Do nothing.
-
-    PopTorch marks a wrapped model's parameters and buffers, and removes the marks here (Hugging
-    Face's optimum-graphcore calls it around generation); ours are always plain tensors.
-    """
+    """Do nothing: PopTorch removes marks from parameters and buffers here, and ours have none."""
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:

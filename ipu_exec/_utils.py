@@ -1,7 +1,4 @@
-"""The parts of PopTorch's ``_utils`` that libraries for it use.
-
-Nested tensors, flattened and rebuilt; ``poptorch_geometric`` is one of the libraries.
-"""
+"""PopTorch's ``_utils`` as far as libraries (``poptorch_geometric``) use it: nested tensors."""
 
 from __future__ import annotations
 

@@ -38,20 +38,18 @@ _POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
 
 
 class AsynchronousDataAccessor:
-    """Iterates over ``dataset`` in another process, ``buffer_size`` items ahead.
-
-    The dataset is a data loader, a dataset or any other iterable.
+    """Iterates over ``dataset``, any iterable, in another process, ``buffer_size`` items ahead.
 
     The process starts at once and its first item is awaited: an Error if the dataset cannot be
     iterated. The others are created when the first iteration begins, or at once with
-    ``early_preload``; at the end of the dataset it continues with the next epoch
-    (``load_indefinitely``) or waits for that to begin. An iteration may be broken off: the next
+    ``early_preload``; after the dataset's end it continues with the next epoch
+    (``load_indefinitely``) or waits for that to begin. After a broken-off iteration the next
     starts anew. Random numbers there are seeded from this process's PyTorch generator.
 
     ``sharing_strategy``: Fork forks this process. The others fork a clean server process, so that
     the dataset is pickled; FileSystem passes tensors in files rather than shared memory.
-    ``miss_sleep_time_in_ms`` is not needed, because a waiting process is woken. ``rebatched_size``:
-    items are joined, and split along dimension 0, to that size.
+    ``miss_sleep_time_in_ms`` has no effect: a waiting process is woken. ``rebatched_size``: items
+    are joined, and split along dimension 0, to that size.
     """
 
     def __init__(
@@ -76,7 +74,8 @@ class AsynchronousDataAccessor:
         self._first: tuple[int, int, Any] | None = None
         if sharing_strategy is SharingStrategy.FileSystem:
             torch.multiprocessing.set_sharing_strategy("file_system")
-        context: Any = torch.multiprocessing.get_context(_method(sharing_strategy))
+        way = "fork" if sharing_strategy is SharingStrategy.Fork else "forkserver"
+        context: Any = torch.multiprocessing.get_context(way)
         if sharing_strategy is not SharingStrategy.Fork:
             context.set_forkserver_preload(["ipuscope.quiet_start", __name__])
         self._items = context.Queue(buffer_size)
@@ -182,10 +181,6 @@ def _interrupts_later() -> Iterator[None]:
             before(*came[0])
 
 
-def _method(strategy: SharingStrategy) -> str:
-    return "fork" if strategy is SharingStrategy.Fork else "forkserver"
-
-
 def _end(owner: int, worker: Any, items: Any) -> None:
     if os.getpid() != owner:  # a forked child: the worker is its parent's
         return
@@ -198,10 +193,7 @@ def _end(owner: int, worker: Any, items: Any) -> None:
 
 
 class Rebatched:
-    """The items of ``dataset``, joined and split along dimension 0 to ``size`` samples each.
-
-    Nested items stay nested.
-    """
+    """The nested items of ``dataset``, joined and split along dimension 0 to ``size`` samples."""
 
     def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -210,22 +202,22 @@ class Rebatched:
 
     def __iter__(self) -> Iterator[Any]:
         waiting: list[list[torch.Tensor]] = []
-        held = 0
+        samples = 0
         structure = None
         for item in self._dataset:
             learn(item)
             leaves, structure = tree_flatten(item)
             waiting.append(leaves)
-            held += len(leaves[0])
-            while held >= self._size:
+            samples += len(leaves[0])
+            while samples >= self._size:
                 joined = [
                     torch.cat(column) if len(column) > 1 else column[0]
                     for column in zip(*waiting, strict=True)
                 ]
                 yield tree_unflatten([leaf[: self._size] for leaf in joined], structure)
-                held -= self._size
-                waiting = [[leaf[self._size :] for leaf in joined]] if held else []
-        if held and not self._drop_last and structure is not None:
+                samples -= self._size
+                waiting = [[leaf[self._size :] for leaf in joined]] if samples else []
+        if samples and not self._drop_last and structure is not None:
             yield tree_unflatten(
                 [torch.cat(column) for column in zip(*waiting, strict=True)], structure
             )
@@ -246,8 +238,8 @@ class _Job:
 def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
     """Put (epoch, kind, item) into the queue until the process or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
-    # `_end` sends this: leave in order, so that a data loader's own workers end before the files
-    # that they share go
+    # `_end` sends this: leave in order, so that a data loader's workers end before their shared
+    # files
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     items.cancel_join_thread()  # and without waiting for someone to take what was put
     if job.strategy == SharingStrategy.FileSystem.value:
@@ -276,9 +268,8 @@ def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
             except Exception:
                 traceback.print_exc()  # as a process that ends by an exception does
                 _put(items, (epoch, _ERROR, traceback.format_exc()), wanted)
-                _wait(
-                    wanted, sys.maxsize
-                )  # tensors that were put can be taken while this process lives
+                # tensors that were put can be taken while this process lives
+                _wait(wanted, sys.maxsize)
             if not job.load_indefinitely:
                 _wait(wanted, epoch + 1)
             epoch = max(epoch + 1, wanted.value)
@@ -306,10 +297,7 @@ def _put(items: Any, message: tuple[int, int, Any], wanted: Synchronized[int]) -
 
 
 def strategy_of(given: object) -> SharingStrategy:
-    """The strategy, or the one of that name or value (as of a YAML file).
-
-    ForkServer, with a warning, for anything else: PopTorch takes whatever it is given.
-    """
+    """The strategy, by itself, name or value (YAML); otherwise ForkServer, with a warning."""
     for strategy in SharingStrategy:
         if given in (strategy, strategy.name, strategy.value):
             return strategy

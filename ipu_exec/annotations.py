@@ -1,8 +1,6 @@
-"""Blocks, which assign operators to parts of a model.
+"""Blocks assign operators to parts of a model; strategies assign Blocks to stages on IPUs.
 
-Strategies assign Blocks to stages on IPUs.
-
-`ipu_exec.capture.recording.open_blocks` keeps track of what is open.
+`ipu_exec.capture.recording.open_blocks` tracks which Blocks are open.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class NameScope:
-    """Prefixes the names of the operators inside, in the profile.
-
-    ``with NameScope("Attention"): ...``
-    """
+    """Prefixes operator names in the profile: ``with NameScope("Attention"): ...``."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
@@ -55,12 +50,9 @@ torch.ops.poptorch.pop_name_scope = _close_scope  # type: ignore[attr-defined]
 
 
 class Attribute:
-    """Gives the operators inside attributes of PopART.
+    """Gives the operators inside PopART's attributes: ``with Attribute(__outline={...}): ...``.
 
-    ``with Attribute(__outline={"layer": "embedding"}): ...``
-
-    They are kept with the operators. One of their effects is modelled: operators, and their
-    gradients, that differ in ``__outline`` do not share their code.
+    Operators, and their gradients, that differ in ``__outline`` do not share code.
     """
 
     def __init__(self, **attributes: Mapping[str, str]) -> None:
@@ -101,10 +93,9 @@ def _checked(
 class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
-    Operators after it stay in it until the next Block begins, and the compile reports that; with
+    Operators after it stay in it until the next Block begins, which the compile reports; with
     AutoStage.AutoIncrement they are an Error, as in PopTorch. Inside another ``with Block`` they
-    return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order in
-    which they begin.
+    return to the outer one. Blocks without ``user_id`` are called "0", "1", ... in order.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -131,19 +122,13 @@ class Block:
 
     @staticmethod
     def useAutoId() -> None:
-        """Number Blocks without a ``user_id`` from "0" again.
-
-        `reset_blocks` does the same at every capture.
-        """
+        """Number Blocks without a ``user_id`` from "0" again, as every capture does."""
         OPEN.next_id = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The hook that `BeginBlock` puts on a layer.
-
-    It is a class so that modules can be copied and pickled.
-    """
+    """The hook that `BeginBlock` puts on a layer: a class, so that modules can be pickled."""
 
     user_id: str | None
     ipu_id: int | None
@@ -157,8 +142,8 @@ def BeginBlock(
 ) -> Callee:
     """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
 
-    Takes a module (annotated in place and returned) or a function (returned wrapped). Error if the
-    module begins a Block already.
+    A module is annotated and returned, a function wrapped. Error if the module begins one
+    already.
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
@@ -207,10 +192,7 @@ class _BeginsBlock:
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """PyTorch's text for a module, with the Blocks that its layers begin.
-
-    A layer that begins a Block is followed by ``BeginBlock(user_id=..., ipu_id=...)``.
-    """
+    """PyTorch's text for a module, with ``BeginBlock(...)`` before layers that begin Blocks."""
     begun = next(
         (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None
     )
@@ -298,6 +280,7 @@ class ExecutionStrategy:
     """How Blocks become stages. ``stages`` is empty if ``auto_stage`` decides."""
 
     kind: ClassVar[str]
+    phases: tuple[Phase, ...] = ()
 
     def __init__(self, *args: AutoStage | Stage | str | Iterable[str]) -> None:
         self.auto_stage = AutoStage.SameAsIpu
@@ -335,6 +318,10 @@ class ExecutionStrategy:
                 return stage
         raise UsageError(f"{self} names no Block {block_id!r}")
 
+    def phase_of_stages(self) -> tuple[int, ...]:
+        """The phase of each of ``stages``; empty without phases."""
+        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
+
     def __repr__(self) -> str:
         inside = (
             ", ".join(map(repr, self.stages))
@@ -345,12 +332,14 @@ class ExecutionStrategy:
 
 
 class PipelinedExecution(ExecutionStrategy):
-    """Stages work at the same time, each on its own micro-batch. PopTorch's default strategy.
+    """Stages work at the same time, each on its own micro-batch.
 
-    With `Phase`s, there is a pipeline for each, one after the other: a phase's weights are loaded
-    from streaming memory, all micro-batches of the weight update pass through its stages, and their
-    results wait in streaming memory for the next phase and for the backward, which runs the phases
-    in reverse. (PopTorch's has no phases.)
+    PopTorch's default strategy.
+
+    `Phase`s, which PopTorch does not have here, are pipelines that run one after another: each
+    loads its weights from streaming memory and passes all micro-batches of the weight update
+    through its stages. Results wait in streaming memory for the next phase and for the backward,
+    which runs the phases in reverse.
     """
 
     kind = "pipelined"
@@ -365,10 +354,6 @@ class PipelinedExecution(ExecutionStrategy):
             )
         stages = [stage for phase in self.phases for stage in phase.stages]
         super().__init__(*(stages or args))
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``; empty without phases."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage of a phase: its position in the phase."""
@@ -388,10 +373,7 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class Phase:
-    """Stages that work at the same time, one per IPU.
-
-    ``Phase("A", "B")`` is one stage of two Blocks.
-    """
+    """Stages that work at the same time, one per IPU; ``Phase("A", "B")`` is one stage."""
 
     def __init__(self, *arg: Stage | str) -> None:
         if arg and all(isinstance(item, Stage) for item in arg):
@@ -424,10 +406,10 @@ class Phase:
 class PhasedExecution(ExecutionStrategy):
     """Phases run one after another, with their data loaded from streaming memory and stored there.
 
-    Weights are loaded before each phase and their gradients kept in streaming memory until the
-    weight update; ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness`
-    determines where the activations that a phase's backward reads are kept. Pass phases, lists of
-    stages, or lists of Blocks (one stage each).
+    Weights are loaded before each phase, and gradients wait in streaming memory for the weight
+    update; ``TensorLocations.setWeightLocation`` leaves weights on the chip. `Liveness`
+    determines where activations wait for the backward. Pass phases, lists of stages, or lists of
+    Blocks (one stage each).
     """
 
     kind = "phased"
@@ -470,18 +452,11 @@ class PhasedExecution(ExecutionStrategy):
         return self.phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> PhasedExecution:
-        """Whether the backward of the last phase is a phase of its own.
-
-        Otherwise it is the end of that phase, and there are 2P - 1 phases.
-        """
+        """Whether the last phase's backward is its own phase; else there are 2P - 1 phases."""
         if not isinstance(use, bool):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
         self.separate_backward_phase = use
         return self
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage."""
@@ -496,15 +471,12 @@ class PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(PhasedExecution):
-    """All phases on one group of IPUs (0, 1, 2 ...).
-
-    Loading, computing and storing follow each other.
-    """
+    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing, storing in turn."""
 
     parallel = False
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """Set where activations are kept between a phase's forward and backward."""
+        """Set where activations wait between a phase's forward and backward."""
         if not isinstance(liveness, Liveness):
             raise UsageError(f"setTensorsLiveness takes a Liveness, not {liveness!r}")
         self.liveness = liveness
@@ -512,10 +484,7 @@ class SerialPhasedExecution(PhasedExecution):
 
 
 class ParallelPhasedExecution(PhasedExecution):
-    """Phases on two groups of IPUs in turn, the even and the odd ones.
-
-    One group loads and stores while the other computes.
-    """
+    """Phases on even and odd IPUs in turn: one group loads and stores as the other computes."""
 
     parallel = True
 

@@ -1,10 +1,8 @@
-"""Operators that PyTorch does not have.
+"""Operators that PyTorch does not have: users' own (``custom_op``), and host work (``CPU``).
 
-Users' own (``custom_op``), and work that the host does within the model (``CPU``).
-
-PopTorch loads the code of a custom operator from a shared library for the IPU. Here the user
-supplies it: its computation as a function of tensors and, if it is more than the PyTorch operators
-that it consists of, a lowering.
+PopTorch loads a custom operator's code from a shared library for the IPU. Here the user supplies
+its computation as a function of tensors and, if it is more than those PyTorch operators, a
+lowering.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from ipu_exec.lowering.operators.gather import gather_in_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import Lowering, lowering
 from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine
+from ipu_exec.ops import results_of
 
 Compute = Callable[..., Any]
 _NAMESPACE = "ipu_custom"
@@ -53,11 +52,10 @@ def register_custom_op(
     """Define the computation and the cost of the `custom_op` with that name and domain.
 
     ``compute(*inputs, **attributes)`` returns one or more tensors, by differentiable PyTorch
-    operators. Without ``lowering`` those are what the compiler sees. With it the operator is a
-    single one, called ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where
-    ``spec.args[0]`` holds the operands and ``spec.args[1]`` the attributes as JSON;
-    ``backward_lowering`` gets inputs and then gradients in ``spec.args[0]``, and without it
-    training stops with an error that says so. The last registration of a name wins.
+    operators. Without ``lowering`` the compiler sees those. With ``lowering(spec, machine) ->
+    Plan`` it sees a single ``ipu_custom.<domain>_<name>``: ``spec.args[0]`` has the operands and
+    ``spec.args[1]`` the attributes as JSON. ``backward_lowering`` gets inputs and then gradients
+    in ``spec.args[0]``; without it training is an error. The last registration of a name wins.
     """
     if not callable(compute):
         raise UsageError(f"register_custom_op: compute is a function of tensors, not {compute!r}")
@@ -79,25 +77,24 @@ def custom_op(
 ) -> list[torch.Tensor]:
     """Run a custom operator that was registered with `register_custom_op`.
 
-    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers,
-    texts, or lists of one of them, by name. Error if the operator is unknown or its outputs do not
-    match the examples.
+    ``example_outputs`` have the outputs' shapes and dtypes; ``attributes``: numbers, texts, or
+    lists of one of them, by name. Error if the operator is unknown or its outputs do not match.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
     attribute_values = dict(attributes or {})
     _check_attributes(attribute_values)
     entry = _CUSTOM.get((domain, name))
     if entry is None:
-        known = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
+        registered = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
         raise UsageError(
-            f"custom_op: nothing is known of {domain}.{name}; registered are {known}. Shared"
+            f"custom_op: nothing is known of {domain}.{name}; registered are {registered}. Shared"
             " libraries for the IPU cannot be run here: say what it computes with"
             " ipu_exec.register_custom_op(name, domain, compute)"
         )
     if entry.operator is not None and isRunningOnIpu():
         outputs = list(entry.operator(list(inputs), json.dumps(attribute_values)))
     else:
-        outputs = _listed(entry.compute(*inputs, **attribute_values))
+        outputs = results_of(entry.compute(*inputs, **attribute_values))
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
     specs = [(tuple(t.shape), t.dtype) for t in outputs]
     if wanted != specs:
@@ -132,10 +129,6 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
                 raise UsageError(f"{text} contains non-ASCII characters.")
 
 
-def _listed(returned: Any) -> list[torch.Tensor]:
-    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
-
-
 def _torch_name(*words: str) -> str:
     return re.sub(r"\W", "_", "_".join(word for word in words if word))
 
@@ -144,10 +137,7 @@ _counts: dict[str, int] = {}
 
 
 def _unique(name: str) -> str:
-    """A name that is not in use.
-
-    An operator of torch.library is permanent, even if it is registered again.
-    """
+    """A new name: a torch.library operator is permanent, even if it is registered again."""
     _counts[name] = _counts.get(name, -1) + 1
     return f"{name}_{_counts[name]}" if _counts[name] else name
 
@@ -160,14 +150,14 @@ def _library_operator(
     schema = "(Tensor[] inputs, str attributes) -> Tensor[]"
 
     def run(inputs: Sequence[torch.Tensor], attributes: str) -> list[torch.Tensor]:
-        return [tensor.clone() for tensor in _listed(compute(*inputs, **json.loads(attributes)))]
+        return [tensor.clone() for tensor in results_of(compute(*inputs, **json.loads(attributes)))]
 
     def gradient(
         inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str
     ) -> list[Any]:
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
-            outputs = _listed(compute(*leaves, **json.loads(attributes)))
+            outputs = results_of(compute(*leaves, **json.loads(attributes)))
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             results: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
@@ -198,7 +188,7 @@ def _library_operator(
     )
     derived.register_fake(shapes)
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.attributes = inputs[1]
         ctx.outputs = [(o.shape, o.dtype) for o in output]
         ctx.save_for_backward(*inputs[0])
@@ -214,7 +204,7 @@ def _library_operator(
         captured = any(isinstance(tensor, FakeTensor) for tensor in inputs)
         return list((derived if captured else gradient)(inputs, whole, ctx.attributes)), None
 
-    operator.register_autograd(differentiate, setup_context=keep)
+    operator.register_autograd(differentiate, setup_context=save)
     lowering(f"{_NAMESPACE}.{short}")(forward)
     if backward is not None:
         lowering(f"{_NAMESPACE}.{short}_backward")(backward)
@@ -225,13 +215,10 @@ def _library_operator(
 
 
 class CPU:
-    """Runs ``layer_to_call`` on the host within an inference model.
+    """Runs ``layer_to_call`` on the host in an inference model: ``self.host = CPU(layer, "name")``.
 
-    ``self.host = CPU(function, "name")``.
-
-    The profile contains the transfers of the arguments to the host and of the results back (latency
-    and rate of the host's link); the host's own time is not modelled. Shapes of results come from
-    one call on zeros when compiling.
+    The profile has the transfers of arguments and results (latency and rate of the host's link),
+    not the host's time. Shapes of results come from one call on zeros when compiling.
     """
 
     def __init__(self, layer_to_call: Compute, ID: str) -> None:
@@ -262,7 +249,7 @@ class CPU:
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             returned = self._layer(*inputs)
             self._single = isinstance(returned, torch.Tensor)
-            return [tensor.detach().clone() for tensor in _listed(returned)]
+            return [tensor.detach().clone() for tensor in results_of(returned)]
 
         def fake(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with _disable_current_modes():
@@ -287,9 +274,9 @@ class CPU:
 
 
 def _host_call(spec: OpSpec, machine: Machine) -> Plan:
-    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate.
+    """Arguments to the host, results back: docs/machine.md#host-and-streaming-memory.
 
-    See docs/machine.md#host-and-streaming-memory.
+    Cycles: twice the latency, and all bytes at the host's rate.
     """
     build = Builder(spec, machine)
     operands = [build.place(index) for index in range(len(spec.operands))]
@@ -316,7 +303,7 @@ def _fast_gather_last_dim(
 ) -> torch.Tensor:
     """Select entries of the last dimension, separately for each row.
 
-    The custom operator that is included in PopTorch ([POPTORCH,
+    PopTorch's own custom operator ([POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]; Hugging Face's DeBERTa uses
     it). Its attributes are names for debugging and an axis, which is the last.
     """

@@ -9,10 +9,9 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched, strategy_of
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import joined, learn
 from ipu_exec.enums import DataLoaderMode, SharingStrategy
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.options import Options
@@ -22,19 +21,18 @@ class DataLoader(torch.utils.data.DataLoader):
     """Batches of all the samples that one call of the model takes.
 
     That is ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas.
+    All keyword arguments of `torch.utils.data.DataLoader` are accepted; a ``batch_sampler``
+    returns micro-batches, which are collated one by one and joined to calls. ``drop_last`` is
+    True by default, because an incomplete call cannot run unless ``collate_fn`` pads it. In a
+    distributed run each process gets its own part of the dataset; with ``shuffle`` each epoch has
+    its own order. Freezes ``options``. Error if the dataset cannot fill one batch.
 
-    All keyword arguments of `torch.utils.data.DataLoader` are accepted; a ``batch_sampler`` returns
-    micro-batches, which are collated one by one and joined to calls. ``drop_last`` is True by
-    default, because an incomplete call cannot run unless ``collate_fn`` pads it. In a distributed
-    run each process gets its own part of the dataset; with ``shuffle`` each epoch has an order of
-    its own. Freezes ``options``. Error if the dataset cannot fill one batch.
-
-    Modes: Sync creates batches in this process on request, and ignores the settings of the other
-    modes, as PopTorch does ([EX, vision/cnns/pytorch/datasets/dataset.py] passes them in every
-    mode). Async creates them ahead in another process (`AsynchronousDataAccessor`, which takes
-    ``async_options``). So does AsyncRebatched, where workers create pieces of
-    ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that
-    less is dropped at the end of iterable datasets.
+    Modes: Sync creates batches in this process on request and ignores the other modes' settings,
+    as PopTorch does ([EX, vision/cnns/pytorch/datasets/dataset.py] passes them in every mode).
+    Async creates them ahead in another process (`AsynchronousDataAccessor`, which takes
+    ``async_options``). AsyncRebatched does too, but joins workers' pieces of
+    ``rebatched_worker_size`` samples (default: their share of a batch), so that iterable datasets
+    drop less at their end.
     """
 
     def __init__(  # noqa: PLR0913 - PopTorch's signature
@@ -116,11 +114,7 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
-    """The process that creates batches ahead.
-
-    None, with a warning, if the dataset cannot be sent to another process: this one creates
-    batches.
-    """
+    """The process that creates batches ahead; None, with a warning, if the pickling fails."""
     strategy = strategy_of(options.get("sharing_strategy", SharingStrategy.ForkServer))
     if strategy is not SharingStrategy.Fork:
         try:
@@ -141,9 +135,8 @@ class _Joined(torch.utils.data.Sampler[list[list[int]]]):
         self._sampler, self._count, self._drop_last = sampler, count, drop_last
 
     def __iter__(self) -> Iterator[Any]:
-        every = (
-            batch for batch in self._sampler
-        )  # not iter(...): Lightning gives one that starts again when asked
+        # not iter(...): Lightning gives one that starts again when asked
+        every = (batch for batch in self._sampler)
         while group := list(islice(every, self._count)):
             if len(group) < self._count and self._drop_last:
                 return
@@ -169,13 +162,7 @@ class _MicroBatches(torch.utils.data.Dataset[Any]):
 def _join(parts: list[Any]) -> Any:
     """Micro-batches joined along dimension 0; values other than tensors are the first one's."""
     learn(parts)
-    structure = tree_flatten(parts[0])[1]
-    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
-    leaves = [
-        torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0]
-        for column in columns
-    ]
-    return tree_unflatten(leaves, structure)
+    return joined(parts, lambda x: torch.cat(x) if torch.is_tensor(x[0]) else x[0])
 
 
 def _check_arguments(options: Any, mode: Any, batch_size: Any) -> None:
@@ -234,10 +221,7 @@ def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any], who
 
 
 def _is_shared_out(sampler: Any, options: Options) -> bool:
-    """Whether a sampler already gives each process a part of the data.
-
-    UsageError for a DistributedSampler of another process.
-    """
+    """Whether a sampler shares data out already; UsageError if it is another process's."""
     if not isinstance(sampler, torch.utils.data.DistributedSampler):
         return False
     process, processes = options.Distributed.processId, options.Distributed.numProcesses

@@ -1,10 +1,7 @@
-"""``poptorch.distributed``: the names of PopTorch's wrapper around ``vipu-cli``.
+"""``poptorch.distributed``: PopTorch's wrapper around ``vipu-cli``, for partitions of real IPUs.
 
-That tool creates partitions of real IPUs.
-
-There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` returns
-False, and the rest raises an Error. ``Options.Distributed`` says which of how many processes this
-is.
+As on a machine without that tool, `VirtualIpuManager.isAvailable` returns False, and the rest
+raises an Error. ``Options.Distributed`` tells which of how many processes this is.
 """
 
 from __future__ import annotations

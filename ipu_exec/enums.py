@@ -82,10 +82,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which values of a weight that differs between replicas the host sees.
-
-    See `ipu_exec.base.replica_groups`.
-    """
+    """Which values of a weight that differs between replicas the host gets."""
 
     OnePerGroup = 0
     AllReplicas = 2

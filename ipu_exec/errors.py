@@ -1,7 +1,4 @@
-"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location``.
-
-See docs/poptorch-semantics.md#errors.
-"""
+"""Errors with PopTorch's ``message``, ``type``, ``location``: docs/poptorch-semantics.md#errors."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from functools import cache
 
 
 class Error(RuntimeError):
-    """Any error that the engine raises on purpose.
-
-    ``message`` says what is wrong and how to fix it; ``location`` where.
-    """
+    """An error that the engine raises on purpose: ``message``, with the fix, and ``location``."""
 
     def __init__(self, message: str, *, type: str | None = None, location: str = "") -> None:
         super().__init__(f"{message} [{location}]" if location else message)
@@ -23,11 +17,7 @@ class Error(RuntimeError):
 
 
 class UsageError(Error, AssertionError, TypeError, ValueError):
-    """A call or an argument that is rejected.
-
-    PopTorch raises AssertionError, TypeError, ValueError or its own Error, depending on the place.
-    This class derives from all of them, so code that catches one of them still works.
-    """
+    """A call or an argument that is rejected: each kind of error that PopTorch raises for one."""
 
 
 class PipelineDepthError(UsageError):

@@ -1,7 +1,7 @@
 """The captured step: the computation of a micro-batch and a weight update, before placement.
 
-Created by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by
-identity), storages are memory: a view or an in-place result is a new value on an old storage.
+`ipu_exec.capture.step` creates it, later passes read it. Values are tensors (keyed by identity),
+storages are memory: a view or an in-place result is a new value on an old storage.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ class Storage:
     dtype: str
     role: Role
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
-    parameter: int = (
-        -1
-    )  # for gradients, accumulators and optimiser state: the storage of their weight
+    # the weight's storage, for gradients, accumulators and optimiser state
+    parameter: int = -1
 
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: a strided view of a storage.
-
-    ``producer`` is an index into ``Graph.ops``, -1 for a graph input.
-    """
+    """A strided view of a storage. ``producer``: index into ``Graph.ops``, -1 for a graph input."""
 
     id: int
     storage: int
@@ -62,13 +58,13 @@ class OperatorAttributes:
 
     def __str__(self) -> str:
         """The text for the profile; "" if nothing is set."""
-        said = [
+        settings = [
             f"available memory {self.proportion:g}" if self.proportion else "",
             f"{self.partials} partials" if self.partials else "",
             "" if self.dithering is None else f"dithering {'on' if self.dithering else 'off'}",
             *(f"{attribute} {key}: {value}" for attribute, key, value in self.popart),
         ]
-        words = ", ".join(part for part in said if part)
+        words = ", ".join(part for part in settings if part)
         return f"asked for {words}" if words else ""
 
     @property
@@ -81,10 +77,8 @@ class OperatorAttributes:
 class OpNode:
     """One ATen call.
 
-    ``args``/``kwargs`` are the call's, with tensors replaced by ValueRef and lists by tuples.
-    ``direction`` is "forward", "backward" or "update"; ``block`` an index into ``Graph.blocks``
-    (-1: before the first block); ``forward_op`` the forward operator that a backward one belongs to
-    (-1: unknown).
+    ``args``/``kwargs``: with tensors as ValueRef and lists as tuples. ``block``: index into
+    ``Graph.blocks``, -1: before the first. ``forward_op``: whose gradient it is, -1: unknown.
     """
 
     id: int
@@ -106,10 +100,9 @@ class OpNode:
 
 @dataclass(slots=True)
 class BlockInfo:
-    """A Block as the model opened it.
+    """A Block as the model opened it; ``user_id``: its name there, "" if that is ``name``.
 
-    ``user_id`` is its name in the model, or "" if that is ``name``. If the model begins it on
-    several IPUs, there is a Block on each, with distinct names: "0", "0@IPU2".
+    A Block that begins on several IPUs is one Block on each: "0", "0@IPU2".
     """
 
     id: int
@@ -132,13 +125,11 @@ class Graph:
     inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
     outputs: tuple[int, ...] = ()  # values streamed back
     loss: int = -1  # the value that the backward begins at
-    overlapped_inputs: dict[int, str] = field(
-        default_factory=dict
-    )  # storage -> value of its OverlapMode
+    # storage -> value of its OverlapMode
+    overlapped_inputs: dict[int, str] = field(default_factory=dict)
     overlapped_outputs: dict[int, str] = field(default_factory=dict)
-    checkpoints: set[int] = field(
-        default_factory=set
-    )  # storages that recomputationCheckpoint names
+    # storages that recomputationCheckpoint names
+    checkpoints: set[int] = field(default_factory=set)
     shares: set[int] = field(default_factory=set)  # weights of which this IPU has its share only
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
@@ -150,8 +141,7 @@ class Graph:
     def only_aliases(self, op: OpNode) -> bool:
         """Whether a call is free: every output is in an input's storage and nothing is written.
 
-        So is every call of a view (`ipu_exec.lowering.is_view`), and a call of any other operator
-        that returned its argument.
+        That is a view (`ipu_exec.lowering.is_view`), or an operator that returned its argument.
         """
         read = {self.values[v].storage for v in op.inputs}
         return (

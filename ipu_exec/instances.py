@@ -1,8 +1,7 @@
 """A process's knowledge of its launch by ``ipu-run --instances`` or ``poprun``.
 
-torchrun passes each process its number and the number of processes in the environment; the launch
-adds the total number of replicas. A process that was not launched that way is one instance with its
-own replicas.
+The environment has torchrun's number of the process and of all processes, and the launch's total
+number of replicas. A process without them is one instance with its own replicas.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """The launch that this process belongs to, or None if there is none.
-
-    Raises UsageError if its variables are not numbers.
-    """
+    """The launch that this process belongs to, if any; UsageError for wrong variables."""
     if REPLICAS_VARIABLE not in os.environ:
         return None
     return Launch(

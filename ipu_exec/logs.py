@@ -28,10 +28,7 @@ _POPART_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
 
 
 class _OnStderr(logging.StreamHandler[TextIO]):
-    """Writes to the value of ``sys.stderr`` at the time of the message.
-
-    Pytest replaces it for each test.
-    """
+    """Writes to the ``sys.stderr`` of the moment, which pytest replaces for each test."""
 
     @property
     def stream(self) -> TextIO:
@@ -57,11 +54,9 @@ class _AsPopTorch(logging.Formatter):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Show messages of that level and above on stderr.
+    """Show messages of that level and above on stderr, as ``POPTORCH_LOG_LEVEL`` does.
 
     Levels are TRACE (0), DEBUG, INFO, WARN, ERR (4) and OFF.
-
-    ``POPTORCH_LOG_LEVEL`` does the same at the start.
     """
     if isinstance(level, int):
         if not 0 <= level < len(_NUMBERS):
@@ -92,28 +87,18 @@ def from_environment() -> None:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """True: the modelled machine replaces the hardware, with as many IPUs as requested.
-
-    Scripts use this to choose between an IPU and skipping the work, so that False would profile
-    nothing.
-    """
+    """True: the modelled machine replaces the hardware, for scripts that would skip their work."""
     return True
 
 
 def hasMLIRSupportOnPlatform() -> bool:
-    """True: models are captured by running them, as PopTorch's dispatcher does.
-
-    TorchScript's tracer is not used.
-    """
+    """True: models are captured by running them, as by PopTorch's dispatcher, not traced."""
     return True
 
 
 def ipuHardwareVersion() -> int:
-    """The generation of the modelled machine.
+    """The modelled generation: 2 (Mk2, C600, Bow), or 1 after ``ipu-run --target mk1``.
 
-    2 (Mk2, C600, Bow), or 1 if ``ipu-run --target mk1`` selected it.
-
-    Applications stop if it is not theirs [EX, nlp/bert/pytorch/ipu_options.py]. ``Options.target``
-    is not taken into account: there are no options yet at this point.
+    Applications stop if it is not theirs [EX, nlp/bert/pytorch/ipu_options.py].
     """
     return int(machine.target(Options().target_name).architecture.removeprefix("ipu"))

@@ -1,7 +1,6 @@
 """The modelled machine: constants of each IPU generation, and operator-independent costs.
 
-Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
-bytes.
+Every number stands in docs/machine.md with its source. Cycles are tile clock cycles.
 """
 
 from __future__ import annotations
@@ -107,13 +106,13 @@ def header(target: Target) -> dict[str, float]:
 
 
 def target(name: str) -> Target:
-    """The target of that name; ValueError lists the known ones."""
+    """The target of that name; ValueError lists all."""
     try:
         return TARGETS[name.lower()]
     except KeyError:
         near = did_you_mean(name, TARGETS)
-        known = ", ".join(TARGETS)
-        raise ValueError(f"unknown target {name!r}{near}; known: {known}") from None
+        names = ", ".join(TARGETS)
+        raise ValueError(f"unknown target {name!r}{near}; known: {names}") from None
 
 
 TRAINING, INFERENCE = "training", "inference"
@@ -148,27 +147,21 @@ class Machine:
 
     @property
     def io_tiles(self) -> int:
-        """Tiles set aside for I/O.
+        """Tiles set aside for I/O: the IPU's last.
 
-        They are the IPU's last: which ones GCL uses is not public, and the cost of an exchange
-        hardly depends on it (`exchange_latency` is a mean over rows).
+        Which ones GCL uses is not public; an exchange's cost hardly depends on it
+        (`exchange_latency` is a mean over rows).
         """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the compute tiles, extended to all tiles of the IPU.
-
-        It is zero on I/O tiles.
-        """
+        """A vector over compute tiles, extended to all tiles of the IPU: zero on I/O tiles."""
         return (
             np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
         )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words allow.
-
-        A vector over all tiles of the IPU.
-        """
+        """``total`` bytes spread evenly over the I/O tiles, in words: a vector over all tiles."""
         share = np.zeros(self.target.tiles, np.int64)
         words = -(-total // grain)
         edges = np.minimum(
@@ -181,8 +174,7 @@ class Machine:
 def exchange_latency(target: Target) -> int:
     """Cycles from the start of an exchange to the first word, for pairs spread over the chip.
 
-    [IS]: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row
-    counts.
+    [IS]: 170 + 2 x row of the farther tile, checked on hardware; here the mean row counts.
     """
     return EXCHANGE_BASE_LATENCY + EXCHANGE_ROW_LATENCY * (target.rows // 2)
 
@@ -194,9 +186,7 @@ def exchange_tile_cycles(
     fragments: np.ndarray,
     shared_bus: bool = False,
 ) -> np.ndarray:
-    """Cycles each tile spends in one exchange, latency included.
-
-    0 on tiles that neither send nor receive.
+    """Cycles each tile spends in one exchange, latency included; 0 without data.
 
     docs/cycles.md#exchange: the larger of words in (two tiles of a pair that take the same data
     share a bus: 8 bytes a cycle), words out, and three control instructions a received fragment.

@@ -25,9 +25,8 @@ Body = Callable[..., Any]
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     """Mark ``x`` as the loss to differentiate, after reducing it: "sum", "mean" or "none".
 
-    "none" takes a value that is already one number. Return the result from the model: a training
-    model finds its loss among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work
-    too.
+    "none" takes a single number. Return the result from the model: training looks for the loss
+    among its outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work too.
     """
     name = (
         {0: "sum", 1: "mean", 2: "none"}.get(reduction) if isinstance(reduction, int) else reduction
@@ -50,12 +49,9 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass if a stage recomputes its activations.
+    """Store ``tensors`` for the backward pass if a stage recomputes its activations.
 
-    Numbers do not depend on it.
-
-    Returns its argument: a tensor, a tuple of several, or the list or tuple that is its only
-    argument.
+    Returns its argument: a tensor, tuple or list. Numbers do not depend on it.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         return type(tensors[0])(recomputationCheckpoint(tensor) for tensor in tensors[0])
@@ -67,13 +63,10 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that created ``tensor`` within this share of a tile's memory.
+    """Plan the operator that made ``tensor`` within this share (above 0, up to 1) of tile memory.
 
-    The share is above 0 and at most 1; it applies to the gradients too.
-
-    For matrix products and convolutions, also through views, casts and the addition of a bias.
-    Gathers and scatters accept it, but their cost does not change; it has no effect on the result
-    of any other operator. Numbers do not depend on it.
+    For matrix products, convolutions and their gradients, also through views, casts and the
+    addition of a bias; no effect on other operators, nor on any numbers.
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
@@ -87,9 +80,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on its previous results.
-
-    ``inputs`` are not changed.
+    """Run ``body`` ``count`` times, each time on its previous results; ``inputs`` do not change.
 
     Error in a training model: PopART cannot differentiate loops. The profile has the body's
     operators once per iteration, but their code only once.
@@ -100,7 +91,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     _check_inference("poptorch.for_loop()")
     state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        state = _results(body(*state))
+        state = results_of(body(*state))
         if len(state) != len(inputs):
             raise UsageError(
                 f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many"
@@ -116,13 +107,10 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``then_body`` if ``condition`` (one bool) is true, otherwise ``else_body``.
+    """``then_body`` on copies of its inputs if ``condition`` (one bool) holds, else ``else_body``.
 
-    Each gets copies of its inputs.
-
-    One of them is run. The profile, created before the condition is known, has both: its cycles are
-    an upper bound. Error if they return tensors of different number, shape or dtype, and in a
-    training model.
+    The profile has both: its cycles are an upper bound. Error in a training model, and if the
+    bodies return tensors of different number, shape or dtype.
     """
     check_tensor("cond", condition)
     _check_list("poptorch.cond", "then_inps", then_inps)
@@ -130,9 +118,9 @@ def cond(
     _check_inference("poptorch.cond()")
     if not isinstance(condition, FakeTensor):
         body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
-        return _results(body(*(tensor.clone() for tensor in inputs)))
-    yes = _results(then_body(*(tensor.clone() for tensor in then_inps)))
-    no = _results(else_body(*(tensor.clone() for tensor in else_inps)))
+        return results_of(body(*(tensor.clone() for tensor in inputs)))
+    yes = results_of(then_body(*(tensor.clone() for tensor in then_inps)))
+    no = results_of(else_body(*(tensor.clone() for tensor in else_inps)))
     kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in made] for made in (yes, no)]
     if kinds[0] != kinds[1]:
         raise UsageError(
@@ -165,7 +153,8 @@ def _check_inference(place: str) -> None:
         )
 
 
-def _results(returned: Any) -> list[torch.Tensor]:
+def results_of(returned: Any) -> list[torch.Tensor]:
+    """The tensors that a function returned: several, or one."""
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
@@ -244,13 +233,10 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs`` in ``factor`` parts, one after the other.
+    """``lhs @ rhs`` in ``factor`` parts, one after the other: fewer temporaries are live at a time.
 
-    Fewer temporaries are live at a time.
-
-    Of an (m x n) by (n x p) product, InputChannels splits m, ReducingDim n (and adds the parts, in
-    float32 if ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the
-    dimension.
+    Of (m x n) by (n x p), InputChannels splits m, ReducingDim n (adding the parts, in float32 if
+    ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the dimension.
     """
     check_tensor("serializedMatMul", lhs, rhs)
     if not isinstance(mode, MatMulSerializationMode):
@@ -301,14 +287,11 @@ def _in_parts(weights: torch.Tensor, size: int, axis: int) -> tuple[torch.Tensor
 
 
 class MultiConv:
-    """``with MultiConv(): ...``.
-
-    The convolutions inside run at the same time, each on a part of the tiles.
+    """``with MultiConv(): ...`` runs the convolutions inside together, each on a part of the tiles.
 
     None may need another's result. Their gradients run together too. Poplin gives the largest one
-    most of the tiles, so that of convolutions of equal size one runs on many tiles and the rest on
-    few, unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they run one
-    after another, each on all tiles. Numbers do not depend on it.
+    most of the tiles, unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial``
+    they run one after another, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -319,16 +302,13 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums of all convolutions or of each.
-
-        ``torch.float`` or ``torch.half``.
-        """
+        """``torch.float`` or ``torch.half`` partial sums, for all convolutions or for each."""
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
             raise UsageError(
                 f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}"
             )
-        return self._keep("partialsTypes", tuple(types))
+        return self._set("partialsTypes", tuple(types))
 
     def enableConvDithering(self, value: bool | Sequence[bool]) -> MultiConv:
         """Dithering of all convolutions or of each."""
@@ -340,21 +320,18 @@ class MultiConv:
             raise UsageError(
                 f"Invalid plan type: MultiConv.planType takes a MultiConvPlanType, not {value!r}"
             )
-        return self._keep("planType", value)
+        return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Tiles reserved for each convolution that is planned after another (default 50)."""
         _check_numbers("MultiConv.perConvReservedTiles", tiles=value)
-        return self._keep("perConvReservedTiles", value)
+        return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """The fraction by which the largest convolution may be slower (default 0.1).
-
-        This leaves tiles to the others.
-        """
+        """How much slower the largest convolution may be (default 0.1), to leave others tiles."""
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
-        return self._keep("cycleBackOff", value)
+        return self._set("cycleBackOff", value)
 
     def _per_convolution(self, name: str, value: Any, kind: type) -> MultiConv:
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
@@ -362,9 +339,9 @@ class MultiConv:
             raise UsageError(
                 f"Invalid {name}: MultiConv takes a {kind.__name__} or one for each convolution"
             )
-        return self._keep(name, values)
+        return self._set(name, values)
 
-    def _keep(self, name: str, value: Any) -> MultiConv:
+    def _set(self, name: str, value: Any) -> MultiConv:
         self.settings[name] = value
         return self
 
@@ -384,8 +361,7 @@ class MultiConv:
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Load these inputs during compute, over I/O tiles (`TensorLocations.numIOTiles`).
 
-    Use the returned tensors, and the inputs for nothing else. Numbers do not depend on it;
-    `ipu_exec.capture.overlap` has the rules.
+    Use only the returned tensors. Numbers do not depend on it. Rules: `ipu_exec.capture.overlap`.
     """
     return _overlap(overlap.INPUT, input_tensors, mode)
 
@@ -400,9 +376,8 @@ def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
         raise UsageError(f"{place}: mode is an OverlapMode, not {mode!r}")
     tree_map(lambda leaf: check_tensor(place, leaf), tensors)
 
-    def noted(
-        leaf: torch.Tensor,
-    ) -> torch.Tensor:  # while the model is captured; else there is nothing to do
+    # only while the model is captured
+    def noted(leaf: torch.Tensor) -> torch.Tensor:
         return overlap.marked(leaf, place, mode) if isinstance(leaf, FakeTensor) else leaf
 
     return tree_map(noted, tensors)
@@ -421,17 +396,15 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Return the tensor, and print it to stderr whenever it is computed.
+    """Return the tensor, and print it, and its gradient as ``title_gradient``, when computed.
 
-    Its gradient is printed too, under ``title_gradient``.
-
-    The layout is Poplar's (`ipu_exec.base.tensor_text`). 0 as ``summarise_threshold``,
-    ``max_line_width`` or ``digits``: no limit. Printing costs nothing in the profile.
+    Prints to stderr in Poplar's layout (`ipu_exec.base.tensor_text`), at no modelled cost. 0 as
+    ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit.
     """
     check_tensor("ipu_print_tensor", tensor)
     if float_format not in FLOAT_FORMATS:
-        known = ", ".join(map(repr, FLOAT_FORMATS))
-        raise UsageError(f"ipu_print_tensor: float_format is one of {known}, not {float_format!r}")
+        names = ", ".join(map(repr, FLOAT_FORMATS))
+        raise UsageError(f"ipu_print_tensor: float_format is one of {names}, not {float_format!r}")
     if isinstance(tensor, FakeTensor):
         return tensor
 

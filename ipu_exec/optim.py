@@ -1,9 +1,8 @@
 """PyTorch's optimisers with the extra arguments that PopTorch adds, and LAMB.
 
-The extra arguments set how an IPU keeps states and scales losses. They are checked and kept as
-attributes. The update of a float32 weight is PyTorch's, bit for bit, before states are rounded to
-the types that they name (`state_dtype`); the caller of the update does that
-(`ipu_exec.numerics.precision`). There a float16 weight is updated in float32.
+The extra arguments set how an IPU stores states and scales losses. The update of a float32 weight
+is PyTorch's, bit for bit. The caller then rounds the states to their types (``state_dtype``) and
+updates float16 weights in float32 (`ipu_exec.numerics.precision`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str,
 class VariableAttributes:
     """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
 
-    Those that were passed to its constructor; the others are constant. Only attributes that were
-    marked as constant are enforced: the executor's ``setOptimizer`` refuses another value.
+    Those passed to its constructor. ``setOptimizer`` refuses only those marked as constant.
     """
 
     def __init__(
@@ -48,13 +46,14 @@ class VariableAttributes:
 
     def markAsConstant(self, attr: str) -> None:
         """Mark its value as compiled in."""
-        known = self._known(attr)
-        self._variable_attributes = [name for name in self._variable_attributes if name != known]
+        self._check_allowed(attr)
+        self._variable_attributes = [name for name in self._variable_attributes if name != attr]
         self._marked.add(attr)
 
     def markAsVariable(self, attr: str) -> None:
         """Mark it as allowed to change between calls."""
-        self._variable_attributes.append(self._known(attr))
+        self._check_allowed(attr)
+        self._variable_attributes.append(attr)
         self._marked.discard(attr)
 
     @property
@@ -62,25 +61,21 @@ class VariableAttributes:
         """The attributes that were marked as constant."""
         return tuple(sorted(self._marked))
 
-    def _known(self, attr: str) -> str:
+    def _check_allowed(self, attr: str) -> None:
         if attr not in self._allowed_attributes:
             raise Error(f"Unknown attribute {attr}, allowed values: {self._allowed_attributes}")
-        return attr
 
 
 class AttributeTracker:
-    """Reports once any attributes of an optimiser that the first one did not have.
+    """Reports, once, attributes that the first optimiser did not have: PopTorch ignores those.
 
-    PopTorch ignores attributes that it does not know.
-
-    ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a
-    warning.
+    ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log, not as a warning.
     """
 
     def __init__(self, relaxed: bool) -> None:
         self._log = logger.debug if relaxed else logger.warning
-        self._known: dict[str, set[str]] = {}
-        self._said: set[str] = set()
+        self._expected: dict[str, set[str]] = {}
+        self._reported: set[str] = set()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the first optimiser that was checked."""
@@ -90,14 +85,14 @@ class AttributeTracker:
             f"group {i} attribute": set(group) - {"params"}
             for i, group in enumerate(optimizer.param_groups)
         }
-        if not self._known:
-            self._known = {**unknown, "group": set().union(*groups.values())}
+        if not self._expected:
+            self._expected = {**unknown, "group": set().union(*groups.values())}
             return
         for what, names in {**unknown, **groups}.items():
-            extra = sorted(names - self._known.get(what, self._known["group"]))
+            extra = sorted(names - self._expected.get(what, self._expected["group"]))
             message = f"Ignoring unexpected {what} in {type(optimizer).__name__} optimizer: {extra}"
-            if extra and message not in self._said:
-                self._said.add(message)
+            if extra and message not in self._reported:
+                self._reported.add(message)
                 self._log(message)
 
 
@@ -144,10 +139,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 
 
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The values, by name, that the optimiser's ``variable_attrs`` declare constant.
-
-    Lists have one value per group.
-    """
+    """The values, by name, that ``variable_attrs`` declares constant; lists have one per group."""
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
     return {
@@ -178,10 +170,9 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """Common part of PopTorch's optimisers: their arguments that torch does not know.
+    """Common part of PopTorch's optimisers: the arguments that torch does not have (``_own``).
 
-    Its name and methods are those of [POPTORCH, python/optim.py]; applications test with
-    ``isinstance``. ``_own``: PopTorch's arguments, and their defaults.
+    Name and methods are of [POPTORCH, python/optim.py]; applications test with ``isinstance``.
     """
 
     _own: ClassVar[dict[str, Any]] = {}
@@ -222,10 +213,7 @@ class Optimizer:
         self.host_state_is_dirty = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`, for the next call.
-
-        Error for the state of one of PyTorch's own optimisers, as in PopTorch.
-        """
+        """Load a `state_dict` for the next call; Error, as in PopTorch, for a torch optimiser's."""
         self.set_state_dict(state_dict)
         super().load_state_dict(dict(state_dict))  # type: ignore[misc]
         self._ipu_groups = optimiser_state.settings(cast(torch.optim.Optimizer, self))
@@ -271,10 +259,7 @@ class Optimizer:
         return True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update.
-
-        If the norm of the gradients exceeds ``max_grad_norm``, they are scaled down first.
-        """
+        """One weight update, after scaling gradients down to a norm of ``max_grad_norm``."""
         optimizer = cast(torch.optim.Optimizer, self)
         if math.isfinite(self.max_grad_norm):
             every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -286,7 +271,7 @@ class Optimizer:
         return loss
 
     def _make(self, params: Params, arguments: Mapping[str, Any]) -> None:
-        """Initialise torch's optimiser with a constructor's ``arguments``, and keep PopTorch's.
+        """Initialise torch's optimiser with a constructor's ``arguments`` and store PopTorch's.
 
         None means that an argument was not passed. Those that were passed may change later.
         """
@@ -298,9 +283,9 @@ class Optimizer:
         super().__init__(  # type: ignore[call-arg]
             params, **{name: value for name, value in passed.items() if name not in self._own}
         )
-        self._keep(passed)
+        self._store(passed)
 
-    def _keep(self, given: Mapping[str, Any]) -> None:
+    def _store(self, given: Mapping[str, Any]) -> None:
         for name, default in self._own.items():
             value = given.get(name, default)
             _check_own(type(self).__name__, name, value)
@@ -310,10 +295,7 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(given, allowed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Torch's state and PopTorch's arguments.
-
-        Torch drops attributes that it does not know from a copy.
-        """
+        """Torch's state and PopTorch's arguments, which torch would drop from a copy."""
         if self._ipu_names is not None and self.host_state_is_dirty:
             self.read_ipu_state()
         names = (*self._own, "variable_attrs")
@@ -496,9 +478,8 @@ class LAMB(_OneByOne):
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where
     ``max_weight_norm`` bounds ||w||; the ratio is 1 if a norm or the bound is 0 [POPART,
-    willow/src/popx/op/adamvarupdatex.cpp]. A group of parameters may have its own bound:
-    Graphcore's BERT sets it to 0 for biases, which makes it Adam for them. ``bias_correction`` as
-    in Adam.
+    willow/src/popx/op/adamvarupdatex.cpp]. A group may have its own bound: Graphcore's BERT sets
+    0 for biases, which makes it Adam for them. ``bias_correction`` as in Adam.
     """
 
     _own: ClassVar = {**_ACCUMULATION, "bias_correction": True, "max_weight_norm": None}
@@ -528,7 +509,7 @@ class LAMB(_OneByOne):
                 f" not {groups}"
             )
         torch.optim.Optimizer.__init__(self, params, groups)
-        self._keep(arguments)
+        self._store(arguments)
 
     max_weight_norm: float | None
 
@@ -552,8 +533,7 @@ class LAMB(_OneByOne):
             parameter.sub_(direction * group["lr"])
             return
         weight_norm, direction_norm = parameter.norm(), direction.norm()
-        # torch.where, not a branch on data: the update must be the same program whatever the
-        # numbers are.
+        # torch.where instead of a branch on data: the program must not depend on the numbers
         usable = (weight_norm > 0) & (direction_norm > 0)
         if bound is not None and math.isfinite(bound):
             weight_norm = weight_norm.clamp(max=bound)
@@ -571,12 +551,10 @@ def attach(
     names: Mapping[Any, tuple[str, int]],
     scale: Callable[[], float] | None = None,
 ) -> None:
-    """A device trains with one of PopTorch's optimisers.
+    """Connect one of PopTorch's optimisers to the device that trains with it.
 
-    ``names`` are those of its parameters in the model that was compiled with it, ``scale`` is the
-    factor by which automatic loss scaling multiplies the loss.
-
-    If there are loaded states, the device takes them; otherwise the host may read the device's.
+    ``names``: its parameters' in the compiled model. ``scale``: automatic loss scaling's factor.
+    The device takes loaded states, if any; otherwise the host may read its states.
     """
     ours = poptorchs(optimizer)
     if ours is None:
@@ -590,7 +568,7 @@ def attach(
 
 
 def detach(optimizer: torch.optim.Optimizer | None) -> None:
-    """The device is released: the host keeps its states."""
+    """The device is released: the host takes its states."""
     ours = poptorchs(optimizer)
     if ours is not None and ours._ipu_names is not None:
         if ours.host_state_is_dirty:
@@ -601,10 +579,10 @@ def detach(optimizer: torch.optim.Optimizer | None) -> None:
 class LARS(_OneByOne):
     """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
 
-    A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient``
-    ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 if either norm is 0. Vectors
-    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50 [MLP]. Error
-    if an argument is out of range.
+    A parameter of two dimensions or more moves at ``lr`` times its own rate,
+    ``trust_coefficient`` ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 if either
+    norm is 0. Vectors (biases, scales of norms) take plain steps without decay, as in MLPerf's
+    ResNet-50 [MLP].
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, "accum_type": torch.float32}
@@ -632,7 +610,7 @@ class LARS(_OneByOne):
                 f" {settings}"
             )
         torch.optim.Optimizer.__init__(self, params, {**settings, "momentum": momentum})
-        self._keep({**settings, "loss_scaling": loss_scaling, "accum_type": accum_type})
+        self._store({**settings, "loss_scaling": loss_scaling, "accum_type": accum_type})
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

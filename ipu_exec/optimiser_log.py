@@ -29,7 +29,7 @@ _POPART = {
     "eps": "eps",
     "max_weight_norm": "maxWeightNorm",
 }
-# What is compiled in of an optimiser of PyTorch's, which does not say: always, or at a value.
+# what PopART compiles in of one of PyTorch's optimisers: always, or at a value
 _ALWAYS_CONSTANT = ("betas", "alpha", "nesterov")
 _CONSTANT_AT = {
     "momentum": 0.0,
@@ -51,8 +51,8 @@ def described(optimizer: torch.optim.Optimizer, scales_automatically: bool) -> t
     kind = _kind(optimizer)
     whole = [kind, *_attributes(optimizer, optimizer.defaults, "default")]
     constant = _constant(optimizer, "loss_scaling", loss_scaling(optimizer))
-    said = " (const)" if constant and not scales_automatically else ""
-    whole.append(f"lossScaling={loss_scaling(optimizer):g}{said}")
+    suffix = " (const)" if constant and not scales_automatically else ""
+    whole.append(f"lossScaling={loss_scaling(optimizer):g}{suffix}")
     for name, attributes in _ACCUMULATOR_TYPES.items():
         dtypes = (getattr(optimizer, attribute, None) for attribute in attributes)
         dtype = next((dtype for dtype in dtypes if dtype is not None), torch.float32)
@@ -72,7 +72,7 @@ def log(lines: tuple[str, ...]) -> None:
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """PopTorch's name of it: SGD1 keeps velocities and gradients in one tensor, SGD2 separately."""
+    """PopTorch's name of it: SGD1 has velocities and gradients in one tensor, SGD2 separately."""
     name = type(optimizer).__name__.upper()
     if isinstance(optimizer, torch.optim.SGD):
         return "SGD1" if accumulates_in_velocity(optimizer) else "SGD2"
@@ -86,10 +86,10 @@ def _attributes(
 ) -> Iterator[str]:
     for name, value in _values(optimizer, group):
         theirs = _POPART[name]
-        said = f"{prefix}{theirs[0].upper()}{theirs[1:]}" if prefix else theirs
+        shown = f"{prefix}{theirs[0].upper()}{theirs[1:]}" if prefix else theirs
         of = _set_with(optimizer, name)
         constant = " (const)" if _constant(optimizer, of, value) else ""
-        yield f"{said}={float(value):g}{constant}"
+        yield f"{shown}={float(value):g}{constant}"
 
 
 def _set_with(optimizer: torch.optim.Optimizer, name: str) -> str:

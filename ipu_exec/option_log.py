@@ -1,7 +1,7 @@
 """Options in the debug log, in PopTorch's format, and checks of PopART's settings.
 
-PopTorch passes options to PopART under names of its own or PopART's, and logs each in the debug log
-[POPTORCH, popart_compiler/source/SessionOptions.cpp]: "poptorch.Options set NAME to value V".
+PopTorch logs each option that it passes to PopART [POPTORCH,
+popart_compiler/source/SessionOptions.cpp]: "poptorch.Options set NAME to value V".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _listed(names: str) -> list[str]:
     return names.split()
 
 
-# Of PopART's SessionOptions, those that PopTorch knows, by the kind of value that they take.
+# of PopART's SessionOptions, those that PopTorch has, by the kind of value that they take
 _BATCHES = "batchSerializationSettings."
 _SCALING = "automaticLossScalingSettings."
 _FLAGS = _listed(
@@ -154,9 +154,9 @@ def _log(name: str, value: Any) -> None:
         for item in value:
             logger.debug("poptorch.Options added %s to %s", item, name)
     else:
-        said = str(value).lower() if isinstance(value, bool) else value
-        said = said.value if isinstance(said, Enum) else said
-        logger.debug("poptorch.Options set %s to value %s", name, said)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        shown = shown.value if isinstance(shown, Enum) else shown
+        logger.debug("poptorch.Options set %s to value %s", name, shown)
 
 
 def _named(options: Options) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,8 @@
 """``Options``: everything a user sets before compiling, by PopTorch's names.
 
-Methods are PopTorch's and return the object, so that they can be chained; values are read as
-attributes in snake case (``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An
-executor or a data loader freezes its options, because they are part of what is compiled.
-``clone()`` returns a copy that can be changed.
+PopTorch's methods return the object and can be chained; values are attributes in snake case
+(``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a data
+loader freezes its options; ``clone()`` returns a copy that can change.
 """
 
 from __future__ import annotations
@@ -40,16 +39,14 @@ from ipu_exec.enums import (
 from ipu_exec.errors import UsageError
 from ipu_exec.option_groups.engine_options import (
     DEFAULT_RUN_COUNT,
-    Profiling,
-    engine_flag,
-    engine_options_of,
-    warn_of_engine_options,
-)
-from ipu_exec.option_groups.environment import (
     DEFAULTS_VARIABLE,
     LENIENT_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
+    Profiling,
+    engine_flag,
+    engine_options_of,
+    warn_of_engine_options,
 )
 from ipu_exec.option_groups.group import Group, as_json
 from ipu_exec.option_groups.groups import (
@@ -79,9 +76,8 @@ _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_P
 class Options(Group):
     """How a model is compiled and run.
 
-    ``Options(profile_dir="demo")`` requests a profile below that directory; so do PopTorch's
-    ``enableProfiling("demo")`` and, after the vendor's engine option, ``autoreport=True,
-    autoreport_dir="demo"``.
+    ``Options(profile_dir="demo")`` requests a profile in that directory; so do PopTorch's
+    ``enableProfiling("demo")`` and ``autoreport=True, autoreport_dir="demo"``.
     """
 
     def __init__(
@@ -165,18 +161,13 @@ class Options(Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size get the same input.
-
-        Error for ``CommGroupType.All``, as in PopTorch.
-        """
+        """Replicas in groups of this size get equal input. Error for ``CommGroupType.All``."""
         if input_group_type is CommGroupType.All:
             raise UsageError(
                 "inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where"
                 " all replicas take the same input, they are one group"
             )
-        alone = (
-            input_group_type is CommGroupType.NoGrouping
-        )  # each replica is a group, whatever the size says
+        alone = input_group_type is CommGroupType.NoGrouping  # each replica is a group of its own
         self._count("inputReplicaGrouping", input_group_size=1 if alone else input_group_size)
         return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
 
@@ -193,10 +184,7 @@ class Options(Group):
 
     @property
     def batch_factor(self) -> int:
-        """Micro-batches of one call.
-
-        That is deviceIterations x gradientAccumulation x replicas that get different input.
-        """
+        """Micro-batches of a call: deviceIterations x gradientAccumulation x `input_replicas`."""
         return (
             int(self.device_iterations)
             * int(self.Training.gradient_accumulation)
@@ -204,10 +192,10 @@ class Options(Group):
         )
 
     def combined_batch(self, batch_size: int) -> int:
-        """Samples of one call, where a script makes micro-batches of so many.
+        """Samples of one call, for a script whose micro-batches have ``batch_size`` samples.
 
-        A plan (``ipu-run --plan ... --write``) cuts them in its own way, and where it is of other
-        samples than the script's, has as many.
+        A plan (``ipu-run --plan ... --write``) splits them its own way. If its calls have another
+        number of samples than the script's, this is the largest whole number of its calls.
         """
         combined = batch_size * self.batch_factor
         plan = self.placement_mapping
@@ -218,10 +206,10 @@ class Options(Group):
         return calls * plan.samples if by_plan and calls and not rest else combined
 
     def follow_plan(self, kind: str) -> None:
-        """Take t, r, accumulation and rts of the plan that was loaded, if it is of this kind.
+        """Apply the loaded plan's replicas, accumulation and sharding, if it is of ``kind``.
 
-        ``kind``: "training" or "inference". For a model's own copy of the options: a script's
-        loader goes on counting as the script says.
+        ``kind``: "training" or "inference". Call it on a model's own copy of the options: the
+        script's data loader continues to count as the script does.
         """
         plan = self.placement_mapping
         if plan is None or plan.kind != kind:
@@ -257,28 +245,22 @@ class Options(Group):
     # -- placement and machine ---
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """Pipelined, sharded or phased execution, as an instance of its class.
-
-        These are PipelinedExecution, ShardedExecution, SerialPhasedExecution and
-        ParallelPhasedExecution.
-        """
+        """Pipelined, sharded or phased execution: an instance of an `ExecutionStrategy`."""
         if not isinstance(strategy, ExecutionStrategy):
             raise UsageError(
                 "setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not"
                 f" {strategy!r}"
             )
-        if self.placement:  # its stages stay, in the order of execution that was asked for
+        if self.placement:  # the stages of the placement stay
             strategy = type(strategy)(*load_stages(self.placement))
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
         """Use the stages of a file that ``ipu-report rebalance`` wrote.
 
-        They replace any stages that the script sets. If the file also sets how a stage saves
-        memory, the share of memory that an IPU's products may use, or the number of micro-batches
-        of a weight update, that takes precedence over the options.
-
-        A number of IPUs that is not a power of two is rounded up. Error if the file is not a
+        They replace the script's stages. The file's memory choices per stage, memory proportions
+        and number of micro-batches per weight update, if it has them, take precedence over the
+        options. The number of IPUs is rounded up to a power of two. Error if the file is not a
         placement; the compile checks that it has each Block of the model once.
         """
         file = load(path)
@@ -299,16 +281,13 @@ class Options(Group):
     def lenient(self, enabled: bool = True) -> Self:
         """Allow, with a warning, operations that PopTorch refuses but that can run here.
 
-        Losses computed from several, ``one_hot`` without a number of classes, tensors that a
-        forward has on the CPU. ``ipu-run --lenient`` does so for all options.
+        These are losses computed from several, ``one_hot`` without a number of classes, and
+        tensors that a forward has on the CPU. ``ipu-run --lenient`` sets it for all options.
         """
         return self._flag("lenient", lenient=enabled)
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
-        """Estimate the cost of an operator without a lowering, rather than stop.
-
-        The profile marks it as estimated.
-        """
+        """Estimate an operator without a lowering instead of stopping; the profile marks it."""
         return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
@@ -321,18 +300,15 @@ class Options(Group):
         ``plan``: names of modules ("layers.*.mlp.up"), each with a style of
         ``torch.distributed.tensor.parallel`` or one of Hugging Face's words ("colwise", "rowwise"
         ...); "auto" for a model with a ``tp_plan``. Numbers are the unsharded model's
-        (docs/pods.md#numbers). Error for a number or style that cannot be; whether the plan fits
-        the model is said by the compile.
+        (docs/pods.md#numbers). Error for an invalid number or style; the compile checks that the
+        plan fits the model.
         """
         return self._set(tensor_sharding=checked(shards, plan))
 
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Self:
-        """Share of tile memory that a product or convolution may use: ``{"IPU0": 0.2}``.
-
-        Stored as a dict of IPU number to proportion.
-        """
+        """Share of tile memory that a product or convolution may use: ``{"IPU0": 0.2}``."""
         proportions = {}
         for key, proportion in available_memory_proportion.items():
             match = re.fullmatch(r"IPU(\d+)", key) if isinstance(key, str) else None
@@ -373,10 +349,7 @@ class Options(Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Which IPUs wait for the host together.
-
-        All (Full), each alone (SinglePipeline), or every other one.
-        """
+        """Which IPUs wait for the host: all (Full), each alone (SinglePipeline), or every other."""
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
     # -- running ---
@@ -386,12 +359,9 @@ class Options(Group):
         return self._count("randomSeed", 0, random_seed=random_seed)
 
     def enableSyntheticData(self, enabled: bool | int) -> Self:
-        """Model no transfer of inputs and outputs.
+        """Model no transfer of inputs and outputs: the performance if the host cost nothing.
 
-        This shows the machine's performance if the host cost nothing.
-
-        The numbers are still computed from the real data. A number is one of PopART's
-        SyntheticDataMode (0: off).
+        Numbers are computed from the real data. An int is a PopART SyntheticDataMode (0: off).
         """
         return self._flag(
             "enableSyntheticData",
@@ -399,28 +369,22 @@ class Options(Group):
         )
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """Keep compiled models in that directory and load them from there; "" or None: do not.
+        """Store compiled models in that directory and load them from there; "" or None: do not.
 
-        The file name depends on everything that determines the result of compiling: the captured
-        model, the inputs, these options, the compiler's sources. Nothing in it is unpickled that
-        could run code (see `ipu_exec.session.files.executable_file`).
+        A file is named by the captured model, inputs, options and compiler's sources. Loading
+        runs no pickled code (see `ipu_exec.session.files.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Model norms that subtract the mean before squaring, which takes longer.
-
-        Numbers are PyTorch's, which are stable either way.
-        """
+        """Model norms that subtract the mean before squaring: slower, but numbers are the same."""
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Whether buffers are the same in every replica.
 
-        A model that writes one needs False: as in PopTorch, keeping them equal is not supported and
-        an Error.
-
-        If they differ (running statistics always do), replica 0's are the model's.
+        A model that writes one needs False, otherwise it is an Error, as in PopTorch. If replicas
+        differ (running statistics always do), replica 0's buffers are the model's.
         """
         return self._flag("broadcastBuffers", broadcast_buffers=broadcast_buffers)
 
@@ -435,13 +399,10 @@ class Options(Group):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> Self:
-        """Keep the tensor ``long_name`` of the model in each call.
+        """Let ``getAnchoredTensor(short_name)`` return the model's tensor ``long_name``.
 
-        The executor's ``getAnchoredTensor(short_name)``.
-
-        ``long_name`` is one of the executor's ``getTensorNames()``; see
-        `ipu_exec.numerics.anchors`. Without a mode it is kept for the micro-batches whose outputs
-        are.
+        ``long_name``: one of ``getTensorNames()`` (`ipu_exec.numerics.anchors`). Without a mode
+        it covers the micro-batches whose outputs are returned.
         """
         if not isinstance(short_name, str) or not isinstance(long_name, str):
             raise UsageError(f"anchorTensor takes two names, not {short_name!r} and {long_name!r}")
@@ -466,10 +427,7 @@ class Options(Group):
     # -- reports and logs ---
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a profile to that directory (by default the working directory).
-
-        ``POPLAR_ENGINE_OPTIONS`` takes precedence.
-        """
+        """Write a profile there (default: ``.``). ``POPLAR_ENGINE_OPTIONS`` takes precedence."""
         return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
 
     @property
@@ -486,10 +444,7 @@ class Options(Group):
 
     @property
     def autoreport(self) -> bool:
-        """Whether these options request a profile.
-
-        ``profiling()`` returns the setting after the environment is applied.
-        """
+        """Whether these options request a profile; ``profiling()`` also reads the environment."""
         return bool(self.profiling_enabled)
 
     @autoreport.setter
@@ -508,9 +463,8 @@ class Options(Group):
     def profiling(self, environment: Mapping[str, str] | None = None) -> Profiling:
         """What to write into a profile.
 
-        These options come first, then ``_Popart``'s engine options, then ``POPLAR_ENGINE_OPTIONS``.
-
-        Later ones win. Error where the variable is no JSON object or a value makes no sense.
+        ``POPLAR_ENGINE_OPTIONS`` overrides ``_Popart``'s engine options, which override these
+        options. Error if the variable is not a JSON object or a value is invalid.
         """
         engine: dict[str, Any] = {"autoReport.directory": self.profiling_directory}
         if self.profiling_enabled:
@@ -539,7 +493,7 @@ class Options(Group):
         )
 
     def modelName(self, name: str) -> Self:
-        """A name for the model, kept in the profile."""
+        """A name for the model, stored in the profile."""
         return self._set(model_name=str(name))
 
     def logDir(self, log_dir: str) -> Self:
@@ -573,10 +527,9 @@ class Options(Group):
     # -- the whole ---
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
-        """Set options from a file, a line each, as in a script but without ``options.``.
+        """Set options from a file: one call a line, without ``options.``.
 
-        For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error
-        names the line.
+        For example ``Training.gradientAccumulation(4)``. Errors name the line.
         """
         try:
             lines = Path(filepath).read_text().splitlines()
@@ -615,20 +568,14 @@ class Options(Group):
         return f"{super().__repr__()[:-1]}, {groups})"
 
     def flat(self) -> dict[str, Any]:
-        """Every option by dotted name ("Training.gradientAccumulation").
-
-        Values can be written as JSON.
-        """
+        """Every option by dotted name ("Training.gradientAccumulation"); values fit into JSON."""
         settings = dict(self._flat())
         for name in _GROUPS:
             settings |= dict(getattr(self, name)._flat(f"{name}."))
         return settings
 
     def toDict(self) -> dict[str, Any]:
-        """`flat`, with the options also under PopTorch's names ("replication_factor").
-
-        Enumerations are given as numbers. Lightning's IPUStrategy reads these.
-        """
+        """`flat`, plus PopTorch's names ("replication_factor"), for Lightning's IPUStrategy."""
         named = {**self._values, **self.Training._values}
         numbers = {
             name: value.value if isinstance(value, Enum) else as_json(value)

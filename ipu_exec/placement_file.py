@@ -1,14 +1,12 @@
 """Placement files: the Blocks of each stage, its IPU, and how it saves memory.
 
-Written by ``ipu-report rebalance -o``, read by ``ipu-run --placement``.
-
-A file is JSON: ``{"format": "ipuscope placement", "version": 2, "stages": [{"ipu": 0, "blocks":
-["B1"], "recompute": true, "state_off_chip": false}, ...], "memory_proportion": {"0": 0.2},
-"accumulation": 16, "promise": {...}}``. Settings that a stage leaves out are those of the script's
-options. A stage whose Blocks come from an IPU with another memory proportion has
-``"memory_proportions": {"B1": 0.25}``: they keep theirs, as they were profiled. The promise is the
-prediction; it is stored in the profile, for ``ipu-report rebalance --verify``. Version 1 had stages
-with Blocks and IPUs only.
+``ipu-report rebalance -o`` writes them, ``ipu-run --placement`` reads them. JSON: ``{"format":
+"ipuscope placement", "version": 2, "stages": [{"ipu": 0, "blocks": ["B1"], "recompute": true,
+"state_off_chip": false}, ...], "memory_proportion": {"0": 0.2}, "accumulation": 16, "promise":
+{...}}``. The script's options replace settings that a stage leaves out. Blocks from an IPU with
+another memory proportion keep theirs, as they were profiled: ``"memory_proportions": {"B1":
+0.25}`` of a stage. The promise is the prediction, stored in the profile for ``ipu-report
+rebalance --verify``. Version 1 had stages with Blocks and IPUs only.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ipu_exec.errors import Error
 from ipuscope.profiler.file import from_json
 
 FORMAT, VERSIONS = "ipuscope placement", (1, 2)
-_KEPT = "memory_proportions"  # of a stage's Blocks
+_BLOCK_SHARES = "memory_proportions"  # of a stage's Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +34,11 @@ class StageChoice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMapping:
-    """The part of a plan (``ipu-run --plan ... --write``) besides stages, for models of a ``kind``.
+    """The part of a plan (``ipu-run --plan ... --write``) besides stages.
 
     ``kind``: "training" or "inference"; ``shards`` t, ``replicas`` r, ``micro_batch`` samples,
     ``accumulation`` micro-batches of a weight update (device iterations in inference),
-    ``state_in_parts``: optimiser state in parts on the replicas; ``script_samples``: of a weight
-    update, as the script has it without the plan.
+    ``state_in_parts`` on replicas; ``script_samples``: of a weight update without the plan.
     """
 
     kind: str
@@ -69,7 +66,7 @@ class PlacementFile:
     stages: tuple[Stage, ...]
     choices: tuple[StageChoice, ...]
     proportions: dict[int, float]  # of an IPU's memory that a product may use
-    block_proportions: dict[str, float]  # ... of Blocks that keep another than their IPU's
+    block_proportions: dict[str, float]  # ... of Blocks with another than their IPU's
     accumulation: int | None  # micro-batches of a weight update; None: as the options say
     promise: dict[str, Any]
     mapping: PlannedMapping | None = None  # of a plan
@@ -103,7 +100,7 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     if not isinstance(promise, dict):
         raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
     shares = _shares(path, "memory_proportion", content.get("memory_proportion", {}))
-    stage_shares = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
+    stage_shares = [_shares(path, _BLOCK_SHARES, stage.get(_BLOCK_SHARES, {})) for stage in stages]
     return PlacementFile(
         places,
         choices,
@@ -118,17 +115,17 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
 
 def _phases(path: Any, stages: list[Any]) -> tuple[int, ...]:
     """The phase of each stage; empty where none says one. They count 0, 1, 2 ..."""
-    said = [stage.get("phase") for stage in stages]
-    if all(phase is None for phase in said):
+    phases = [stage.get("phase") for stage in stages]
+    if all(phase is None for phase in phases):
         return ()
-    known = [phase for phase in said if type(phase) is int]
-    steps = [after - before for before, after in pairwise(known)]
-    if len(known) < len(said) or known[0] != 0 or any(step not in (0, 1) for step in steps):
+    numbers = [phase for phase in phases if type(phase) is int]
+    steps = [after - before for before, after in pairwise(numbers)]
+    if len(numbers) < len(phases) or numbers[0] != 0 or any(step not in (0, 1) for step in steps):
         raise Error(
             f"placement {path}: where stages are in phases, each has a 'phase', and these count 0,"
             " 1, 2 ... along the stages"
         )
-    return tuple(known)
+    return tuple(numbers)
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -190,13 +187,13 @@ def _choice(path: Any, number: int, stage: dict[str, Any]) -> StageChoice:
     return StageChoice(*values)
 
 
-def _shares(path: Any, name: str, said: Any) -> dict[str, float]:
+def _shares(path: Any, name: str, given: Any) -> dict[str, float]:
     """Memory proportions by IPU or by Block."""
     try:
-        shares = {str(key): float(share) for key, share in said.items()}
+        shares = {str(key): float(share) for key, share in given.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise Error(
-            f'placement {path}: {name!r} has a share for each, as {{"0": 0.2}}, not {said!r}'
+            f'placement {path}: {name!r} has a share for each, as {{"0": 0.2}}, not {given!r}'
         ) from error
     wrong = [share for share in shares.values() if not 0 <= share <= 1]
     if wrong:
@@ -210,19 +207,19 @@ def _ipu(path: Any, name: str) -> int:
     return int(name)
 
 
-def _accumulation(path: Any, said: Any) -> int | None:
-    if said is not None and (isinstance(said, bool) or not isinstance(said, int) or said < 1):
-        raise Error(f"placement {path}: 'accumulation' is a number of micro-batches, not {said!r}")
-    return said
+def _accumulation(path: Any, given: Any) -> int | None:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise Error(f"placement {path}: 'accumulation' is a number of micro-batches, not {given!r}")
+    return given
 
 
-def _mapping(path: Any, said: Any) -> PlannedMapping | None:
-    if said is None:
+def _mapping(path: Any, given: Any) -> PlannedMapping | None:
+    if given is None:
         return None
     names = ("shards", "replicas", "micro_batch", "accumulation", "script_samples")
     try:
-        counts = {name: said[name] for name in names}
-        kind, in_parts = said["kind"], said["state_in_parts"]
+        counts = {name: given[name] for name in names}
+        kind, in_parts = given["kind"], given["state_in_parts"]
     except (TypeError, KeyError):
         counts, kind, in_parts = {"": 0}, "", None
     whole = all(type(count) is int and count > 0 for count in counts.values())
@@ -238,8 +235,7 @@ def _mapping(path: Any, said: Any) -> PlannedMapping | None:
 class Proposal:
     """The choices of ``ipu-run --num-ipus`` besides stages.
 
-    ``modules`` begin a Block of their own name; there are none if the script has Blocks. A call is
-    split into at least ``micro_batches``.
+    ``modules`` begin Blocks of their names; a call has at least ``micro_batches``.
     """
 
     modules: tuple[str, ...]
@@ -247,10 +243,7 @@ class Proposal:
 
 
 def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
-    """The proposal of a placement file that `load_stages` accepts; None if it has none.
-
-    Error if it is invalid.
-    """
+    """The proposal of a file that `load_stages` accepts, if any. Error if it is invalid."""
     proposal = _content(path).get("proposed")
     if proposal is None:
         return None

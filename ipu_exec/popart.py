@@ -1,6 +1,4 @@
-"""PopART's enumerations that PopTorch scripts pass to ``Options._Popart.set``.
-
-`ipu-run` provides this module as ``popart``.
+"""``popart`` for `ipu-run`: PopART's enumerations that scripts pass to ``Options._Popart.set``.
 
 Values are those of [POPART, willow/include/popart/sessionoptions.hpp, tensorlocation.hpp].
 """

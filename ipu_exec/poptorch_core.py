@@ -1,7 +1,4 @@
-"""PopTorch's core is compiled for its own PopART and is not included here.
-
-Scripts import its name all the same.
-"""
+"""Scripts import PopTorch's core, which is compiled for its own PopART and not included here."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """``poptorch.profiling``: a script's activity on the host, as a trace for Perfetto.
 
-PopTorch writes such tracepoints for PopVision's system analyser if ``PVTI_OPTIONS`` requests it.
-The same applies here, with ``{"enable": "true", "directory": "."}``: each process writes
-``host-<pid>.trace.json`` there when it ends. Without it a channel does nothing. The activity of the
-modelled IPUs is in the profile (``ipu-report trace``), on a clock of its own.
+If ``PVTI_OPTIONS`` requests it (``{"enable": "true", "directory": "."}``), each process writes
+``host-<pid>.trace.json`` there when it ends. The modelled IPUs' activity is in the profile
+(``ipu-report trace``), on its own clock.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Channel:
             trace.add(self._name, f"{self._name}.{name}", start, host_clock.now_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Make each call of these methods of ``obj`` a tracepoint.
-
-        Returns ``obj``. Error if it lacks one of them.
-        """
+        """Make each call of these methods of ``obj``, which is returned, a tracepoint."""
         for name in methods:
             method = getattr(obj, name, None)
             if not callable(method):

@@ -1,8 +1,8 @@
 """Levers: changes that another compile makes to a script's settings, without editing the script.
 
-``ipu-run --with half,micro-batch=8,outputs=loss train.py`` compiles the script as if these changes
-had been made, and ends there. ``ipu-report advise --check`` compares its predictions with such
-compiles. `ipuscope.planner.advice.code` expresses a lever in a script's own terms.
+``ipu-run --with half,micro-batch=8,outputs=loss train.py`` compiles as if they had been made, and
+ends there. ``ipu-report advise --check`` compares its predictions with such compiles.
+`ipuscope.planner.advice.code` expresses a lever in a script's own terms.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, warn_once
-from ipu_exec.option_groups.environment import LEVERS_VARIABLE
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
 from ipu_exec.options import Options
 
-_KNOWN = (
+_LEVERS = (
     "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
     " inference), recompute=yes|no, outputs=all|final|loss, state=on-chip|off-chip|in-parts, and"
     " options that take a number, as Training.gradientAccumulation=16"
@@ -32,9 +32,9 @@ _RECOMPUTATION = {"yes": 3, "no": 0}  # PopART's RecomputationType: Pipeline, No
 class Levers:
     """The changes; a default leaves the script's setting.
 
-    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` per weight update
-    (device iteration in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state`` as
-    `parse` accepts them.
+    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` per weight
+    update (device iteration in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state``
+    as `parse` accepts them.
     """
 
     precision: str = ""
@@ -52,10 +52,7 @@ class Levers:
 
 
 def parse(text: str, option: str = "--with") -> Levers:
-    """Levers as ``--with`` accepts them, separated by commas.
-
-    Error for an unknown one; it names the command's ``option`` that said it.
-    """
+    """Levers as ``--with`` accepts them, separated by commas; Error (of ``option``) if unknown."""
     levers = Levers(said=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
         pulled = _one(word, option)
@@ -85,7 +82,7 @@ def _one(word: str, option: str) -> dict[str, Any]:
     choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
     if value in choices.get(name, ()):
         return {name: value}
-    raise Error(f"{option} {word!r} is not a lever. There are: {_KNOWN}")
+    raise Error(f"{option} {word!r} is not a lever. There are: {_LEVERS}")
 
 
 def asked() -> Levers:

@@ -18,8 +18,8 @@ def fps(
 ) -> torch.Tensor:
     """Farthest point sampling (Qi et al., PointNet++, arXiv:1706.02413): indices of rows.
 
-    ``ceil(ratio * n)`` of the n rows of each sample are selected, each the one farthest from the
-    previous ones, starting at the first (or a random one). ``src`` is [points, features]; sample b
+    Of the n rows of each sample it selects ``ceil(ratio * n)``, each the farthest from the
+    previous ones, from the first (or a random one) on. ``src`` is [points, features]; sample b
     has the rows ``ptr[b]`` to ``ptr[b + 1]``.
     """
     check_tensor("fps", src)
@@ -61,8 +61,8 @@ def nearest(
 ) -> torch.Tensor:
     """For each row of ``x`` the index of the nearest row of ``y``.
 
-    ``batch_x`` and ``batch_y`` give each row its sample (sorted); then only rows of the same sample
-    are compared. If only one of them is passed, the others' rows are all of sample 0.
+    ``batch_x`` and ``batch_y`` give each row its sample (sorted); only rows of one sample are
+    compared. If only one is passed, the others' rows are all of sample 0.
     """
     check_tensor("nearest", x, y)
     if batch_x is None and batch_y is not None:
@@ -114,14 +114,12 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """The likeliest label sequences, by prefix beam search.
-
-    After Graves and Jaitly, 2014; repeats and blanks are merged.
+    """The likeliest label sequences, by prefix beam search (after Graves and Jaitly, 2014).
 
     ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry
-    [batch]. Returns the paths' log probabilities [batch, paths], their lengths [batch, paths] and
-    labels [batch, paths, time], padded with ``blank`` beyond a path's length. A path that does not
-    exist has the log probability -inf and the length 0.
+    [batch]. Repeats and blanks are merged. Returns the paths' log probabilities [batch, paths],
+    their lengths [batch, paths] and labels [batch, paths, time], padded with ``blank`` beyond a
+    path's length. A path that does not exist has the log probability -inf and the length 0.
     """
     check_tensor("ctc_beam_search_decoder", probs, lengths)
     if probs.dim() != 3 or tuple(lengths.shape) != (probs.shape[1],):
@@ -166,10 +164,7 @@ def _(
 
 
 def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
-    """Paths with their log probability, likeliest first.
-
-    A beam has two: ending in a blank, and in its last label.
-    """
+    """Paths, likeliest first, with log probabilities of ending in a blank and in a label."""
     none = -math.inf
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, none)}
     for row in rows:

@@ -14,10 +14,7 @@ def allclose(
     atol: float = 1e-8,
     equal_nan: bool = False,
 ) -> bool:
-    """Whether two tensors, or lists and tuples of them to any depth, are close.
-
-    float16 is compared as float32.
-    """
+    """Whether two tensors, or nested lists and tuples of them, are close; float16 as float32."""
     if isinstance(expected_output, torch.Tensor) and isinstance(model_output, torch.Tensor):
         if expected_output.shape != model_output.shape:
             return False

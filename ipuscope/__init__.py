@@ -1,7 +1,7 @@
 """The name under which IPUscope is installed, and its version.
 
-What it does is in four packages: `profiler` reads and writes profiles, `viewer` and `reports` show
-them, `ipu_exec` compiles and runs models. Only the last needs PyTorch.
+`profiler` reads and writes profiles, `planner` proposes changes, `viewer` and `reports` show both,
+`ipu_exec` compiles and runs models. Only the last needs PyTorch.
 """
 
 __version__ = "0.1.0.dev0"  # the one place: pyproject.toml reads it from here

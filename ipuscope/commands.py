@@ -1,7 +1,4 @@
-"""The commands' first steps: they answer --help and Ctrl-C before anything is imported.
-
-Reading a profile needs no PyTorch, so that the distribution brings it only as its extra ``engine``.
-"""
+"""Entry points of the commands: --help and Ctrl-C work before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -56,13 +53,13 @@ def _run(argv: Sequence[str] | None, name: str) -> int:
             return 2
         from ipuscope.waiting import waiting
 
-        with waiting(f"{name}: loading PyTorch"):
+        with waiting(f"{name}: loading PyTorch", after=0.2):  # it takes seconds
             from ipu_exec.commands.run import run
     return run(args, name)
 
 
 def refused(command: str) -> bool:
-    """Whether a command cannot run for want of PyTorch, which is then said."""
+    """Whether a command cannot run because PyTorch is missing; prints what to install."""
     if find_spec("torch") is not None:
         return False
     print(f"{command}: error: {WITHOUT_TORCH.format(name=command)}", file=sys.stderr)
@@ -70,7 +67,7 @@ def refused(command: str) -> bool:
 
 
 def _interruptible(name: str, command: Callable[[], int]) -> int:
-    """The command's status; after Ctrl-C one sentence, and the status that shells give it."""
+    """The command's status; after Ctrl-C it prints one line and returns the shells' status."""
     try:
         return command()
     except KeyboardInterrupt:
@@ -78,7 +75,7 @@ def _interruptible(name: str, command: Callable[[], int]) -> int:
 
 
 def interrupted(name: str, where: str = "") -> int:
-    """Say that Ctrl-C ended the command; gives its status. Another one ends it without a word."""
+    """Print that Ctrl-C ended the command and return its status; another one exits silently."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     print(f"{name}: interrupted{where}", file=sys.stderr)
     return INTERRUPTED
@@ -86,10 +83,7 @@ def interrupted(name: str, where: str = "") -> int:
 
 @contextmanager
 def _ending_at_once(name: str) -> Iterator[None]:
-    """Inside, Ctrl-C ends the process there and then.
-
-    Packages that are being imported turn a KeyboardInterrupt into errors of their own.
-    """
+    """Exit at once on Ctrl-C: packages turn a KeyboardInterrupt in an import into other errors."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{name}: interrupted\n".encode())

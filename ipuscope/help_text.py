@@ -17,7 +17,7 @@ class HelpText(argparse.HelpFormatter):
     """Fills paragraphs; a line that begins with two spaces is an example, or belongs to one."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Leave room for the names of subcommands, which argparse forgets to be indented."""
+        """Leave room for subcommand names, whose indentation argparse forgets."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             longest = max(map(len, action.choices)) + 2 * self._indent_increment

@@ -1,8 +1,8 @@
 """`poprun`: PopRun's command line, for instances of a PopTorch script on modelled IPUs.
 
-``poprun --num-instances 4 --num-replicas 8 python3 train.py`` is
-``ipu-run --instances 4 --replicas 8 train.py``. Flags about machines that are not here (partitions
-of IPUs, MPI, NUMA nodes) are taken and named once.
+``poprun --num-instances 4 --num-replicas 8 python3 train.py`` is ``ipu-run --instances 4 --replicas
+8 train.py``. Flags for IPU partitions, MPI and NUMA nodes are accepted and ignored with one
+message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLE = """example:
 the same:
   ipu-run --instances 4 --replicas 8 --ipus-per-replica 2 train.py --epochs 3"""
 
-# Taken, without meaning here. Those that PopRun gives a value come with one.
+# Accepted without effect. Those to which PopRun gives a value take one.
 _WITHOUT_MEANING = (
     "host",
     "hosts",
@@ -55,7 +55,7 @@ _YES = ("yes", "true", "on", "1")
 
 
 def as_ipu_run(argv: Sequence[str] | None = None) -> list[str]:
-    """The words of `ipu-run` for those of `poprun`; SystemExit with 2 where it runs no Python."""
+    """The arguments of `ipu-run` for those of `poprun`; SystemExit(2) if it runs no Python."""
     args = poprun_parser().parse_args(argv)
     program = list(args.program)
     script = _script(program)
@@ -116,7 +116,7 @@ def poprun_parser() -> argparse.ArgumentParser:
 
 
 def _script(program: list[str]) -> list[str] | None:
-    """Script or module and its arguments, without the interpreter; None where it is no Python."""
+    """Script or module and its arguments, without the interpreter; None if it is not Python."""
     if program and program[0] == "--":
         program = program[1:]
     if program and re.fullmatch(r"python[0-9.]*", os.path.basename(program[0])):
@@ -132,6 +132,6 @@ def _name_ignored(args: argparse.Namespace) -> None:
     ignored = [f"--{n}" for n in names if getattr(args, n.replace("-", "_")) is not None]
     if ignored:
         print(
-            f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(ignored)}",
+            f"poprun: ignored, as modelled IPUs do not need them: {', '.join(ignored)}",
             file=sys.stderr,
         )

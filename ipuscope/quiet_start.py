@@ -1,7 +1,7 @@
 """The first module that a server of multiprocessing imports, before those that take seconds.
 
-From then on Ctrl-C, which reaches the server too, ends it without a traceback. Once it serves, it
-ignores Ctrl-C; processes that it forks have `end` unless what it imports last takes that back.
+From then on Ctrl-C ends the server without a traceback. While it serves it ignores Ctrl-C;
+processes that it forks have `end` unless its last import takes that back.
 """
 
 from __future__ import annotations

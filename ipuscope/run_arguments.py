@@ -1,4 +1,4 @@
-"""The command lines of `ipu-run` and `poprun`, read without PyTorch: --help takes no seconds."""
+"""Command lines of `ipu-run` and `poprun`, parsed without PyTorch so that --help is quick."""
 
 from __future__ import annotations
 
@@ -69,10 +69,7 @@ then: ipu-report summary out/training"""
 
 
 def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.Namespace:
-    """The options of `ipu-run`; SystemExit with 2 where they cannot be combined.
-
-    ``prog`` is the command's name in error messages.
-    """
+    """Parse the options of `ipu-run`, named ``prog`` in errors; SystemExit(2) on a conflict."""
     parser = run_parser(prog)
     args = parser.parse_args(argv)
     args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
@@ -109,7 +106,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )
-    # its name of before, after the vendor's engine option
+    # the former name, after the vendor's engine option
     parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
     parser.add_argument(
         "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
@@ -124,12 +121,12 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help=(
-            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
+            "put the script's Blocks on N IPUs by the quickest split, or its model's layers if"
             " it names none: the script is compiled once for their costs (it runs up to its first"
             " model twice)"
         ),
     )
-    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
+    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # the former name
     parser.add_argument(
         "--compile-only",
         action="store_true",
@@ -142,7 +139,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         dest="levers",
         metavar="LEVERS",
         help=(
-            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
+            "compile only, with other settings: half, float, micro-batch=N, micro-batches=N (a"
             " weight update), recompute=yes|no, outputs=all|final|loss,"
             " state=on-chip|off-chip|in-parts, with commas between"
         ),
@@ -155,7 +152,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
+        help="accept, with a warning, what PopTorch refuses and works here",
     )
     _add_sweep(parser)
     _add_plan(parser)
@@ -197,11 +194,13 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for needed, names in _NEED.items():
         alone = [name for name in names if name in given]
         if alone and not set(needed) & set(given):
-            parser.error(f"{_option(alone[0])} goes with {' or '.join(map(_option, needed))}")
+            parser.error(f"{_option(alone[0])} needs {' or '.join(map(_option, needed))}")
     for one, others in _REFUSED.items():
         beside = [name for name in others if name in given]
         if one in given and beside:
-            parser.error(f"{_option(one)} goes without {' and '.join(map(_option, beside))}")
+            parser.error(
+                f"{_option(one)} cannot be combined with {' or '.join(map(_option, beside))}"
+            )
 
 
 def _option(name: str) -> str:
@@ -209,7 +208,6 @@ def _option(name: str) -> str:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a plan."""
     group = parser.add_argument_group("plan", _ABOUT)
     group.add_argument(
         "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
@@ -251,10 +249,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
     )
-    group.add_argument("--budget", metavar="TIME", help="begin no compile after 90s, 5m or 1h")
+    group.add_argument("--budget", metavar="TIME", help="start no compile after 90s, 5m or 1h")
     group.add_argument("--verify", type=positive, metavar="N", help="compile the best N in full")
     group.add_argument(
-        "--write", metavar="FILE", help="keep the plan: --placement FILE runs the script with it"
+        "--write", metavar="FILE", help="save the plan: --placement FILE runs the script with it"
     )
     group.add_argument("--json", action="store_true", help="print it as JSON")
     group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
@@ -267,7 +265,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -282,7 +279,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_instances(parser: argparse.ArgumentParser) -> None:
-    """``--instances``, ``--replicas`` and torchrun's options for several hosts."""
+    """Add ``--instances``, ``--replicas`` and torchrun's options for several hosts."""
     group = parser.add_argument_group("several instances of the script")
     group.add_argument(
         "--instances", type=positive, metavar="I", help="processes of the script, on all hosts"
@@ -298,7 +295,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rendezvous(group: argparse._ActionsContainer) -> None:
-    """Torchrun's options for several hosts, by its names."""
+    """Add torchrun's options for several hosts, under its names."""
 
     def add(name: str, **settings: object) -> None:
         group.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **settings)  # type: ignore[arg-type]
@@ -314,14 +311,14 @@ def add_rendezvous(group: argparse._ActionsContainer) -> None:
     add("local-addr", metavar="HOST", help="this host, as the others reach it")
 
 
-def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
-    """Numbers separated by commas. QuestionError for anything but numbers above 0."""
+def numbers(name: str, text: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
+    """Numbers separated by commas; QuestionError unless all are above 0."""
     try:
-        values = tuple(kind(word) for word in said.split(",")) if said else ()
+        values = tuple(kind(word) for word in text.split(",")) if text else ()
     except ValueError:
-        raise QuestionError(f"{name} takes numbers with commas between, not {said!r}") from None
+        raise QuestionError(f"{name} takes numbers with commas between, not {text!r}") from None
     if any(number <= 0 for number in values):
-        raise QuestionError(f"{name} takes numbers above 0, not {said!r}")
+        raise QuestionError(f"{name} takes numbers above 0, not {text!r}")
     return values  # type: ignore[return-value]
 
 

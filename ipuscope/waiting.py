@@ -1,4 +1,4 @@
-"""What a command says while it works: a bar on a terminal, a line every ten seconds in a log."""
+"""Progress of a command: a bar on a terminal, a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ EVERY_VARIABLE = "IPUSCOPE_PROGRESS_SECONDS"  # the same, of a process whose lin
 
 
 class Say(Protocol):
-    """Tells what is done now, and which part (0 to 1) of the whole is behind it, if that is known.
-
-    Both are words of the work itself; the seconds come by themselves.
-    """
+    """Reports the current work and, if known, the part of the whole (0 to 1) that is done."""
 
     def __call__(self, what: str, part: float | None = None) -> None:
         """Show it."""
@@ -51,7 +48,7 @@ class _Display:
         self._draw()
 
     def show(self, after: float | None) -> None:
-        """Show it from ``after`` so many seconds on (None: a bar only with words)."""
+        """Show it after ``after`` seconds (None: a bar only once there are words)."""
         if self._ended.wait(after or 0):
             return
         if after is not None:
@@ -78,7 +75,6 @@ class _Display:
         return time.monotonic() - self._start
 
     def _draw(self) -> None:
-        """Draw the bar as it is now, on a terminal."""
         from rich.console import Console
 
         with self._one_at_a_time:
@@ -113,7 +109,7 @@ class _Display:
 
 
 def _log_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
-    """Those that write to a stream, which they took when they were made."""
+    """Handlers that write to a stream, which they took when they were made."""
     for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
         handlers = logger.handlers if isinstance(logger, logging.Logger) else []
         yield from (one for one in handlers if isinstance(one, logging.StreamHandler))
@@ -121,10 +117,11 @@ def _log_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
 
 @contextmanager
 def waiting(words: str, after: float | None = PATIENCE) -> Iterator[Say]:
-    """While this lasts, standard error says so; what is yielded adds to it.
+    """Show progress on standard error while this lasts; call what it yields to update it.
 
-    On a terminal from the first such words on, or from ``after`` so many seconds on (None: never
-    without words), so that what is quick passes without a flicker; in a log every `EVERY` seconds.
+    A terminal shows it from the first update on or after ``after`` seconds (None: only from an
+    update on), so that quick work passes without a flicker; a log gets a line every `EVERY`
+    seconds.
     """
     display = _Display(words)
     thread = threading.Thread(target=display.show, args=(after,), daemon=True)

@@ -1,4 +1,4 @@
-"""What the commands say to words that they do not know."""
+"""Answers of the commands to words that they do not recognise."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, NoReturn
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``: did you mean 'summary'?`` for the nearest known word, or nothing."""
-    near = nearest(word, known)
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """``: did you mean 'summary'?`` for the nearest candidate, or nothing."""
+    near = nearest(word, candidates)
     return f": did you mean {near!r}?" if near else ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like it, in whatever case, where any is like it."""
-    by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate most like the word, ignoring case; None if none is close."""
+    by_lower = {name.lower(): name for name in candidates}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def one_line(words: str) -> str:
-    """Words without line breaks and what a terminal would obey."""
+    """The text on one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(words.split()))
 
 
@@ -33,20 +33,18 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, and name the word that was probably meant."""
 
     def error(self, message: str) -> NoReturn:
-        """End with 2 and what is wrong in one line."""
-        said = one_line(_with_suggestion(message))
-        self.exit(2, f"{self.prog}: error: {said} (see {self.prog} --help)\n")
+        """Exit with status 2 and a one-line error."""
+        text = one_line(_with_suggestion(message))
+        self.exit(2, f"{self.prog}: error: {text} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse has it, but for options that nobody knows: the error is the subcommand's."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """As argparse does, but an unknown option is an error of the subcommand."""
+        parsed, unknown = super().parse_known_args(args, namespace)
         options = [word for word in unknown if word.startswith("-")]
         if options:
             flag = options[0].split("=")[0]
-            self.error(
-                f"there is not an option {flag}{did_you_mean(flag, self._option_string_actions)}"
-            )
-        return found, unknown
+            self.error(f"unknown option {flag}{did_you_mean(flag, self._option_string_actions)}")
+        return parsed, unknown
 
 
 def _with_suggestion(message: str) -> str:

@@ -1,7 +1,7 @@
-"""How far a profile's speed and bytes likely are from the truth, as its header says.
+"""The likely error of a profile's speed and bytes, from its header.
 
 The compiler takes bars from published measurements (docs/fidelity.md#error-bars): four in five of
-those that are like the profiled model lie inside. Older profiles do not say.
+those like the profiled model lie inside. Older profiles have none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COLUMNS = ("class", "share", "likely", "low", "high", "rows", "estimates")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """Between which factors of the predicted speed the true one likely is; time is the inverse.
+    """The factors of the predicted speed between which the true one likely is; time is the inverse.
 
-    ``unmeasured``: the share of cycles of operators that nobody measured on hardware.
-    ``models``: published measurements of whole models behind it.
+    ``unmeasured``: the share of cycles of operators that nobody measured on hardware. ``models``:
+    published measurements of whole models behind it.
     """
 
     low: float
@@ -41,7 +41,7 @@ class Confidence:
 
     @property
     def words(self) -> str:
-        """How far cycles are off, ``likely within 8%`` or ``likely 2% fewer to 35% more``."""
+        """The error of the cycles, ``likely within 8%`` or ``likely 2% fewer to 35% more``."""
         fewer, more = 1 - 1 / self.high, 1 / self.low - 1
         if abs(1 / self.low - self.high) < 0.005:
             return f"likely within {more:.0%}"
@@ -49,14 +49,14 @@ class Confidence:
 
     @property
     def spread(self) -> float:
-        """The share by which parts may differ from what all of them are off by, below 1.
+        """The share, below 1, by which parts may differ from the common error of all.
 
         It is half of the bar: parts of one model share the middle of it.
         """
         return min(0.95, round(math.sqrt(self.high / self.low) - 1, 4))
 
     def rates(self, per_second: float) -> tuple[float, float]:
-        """The lowest and the highest likely rate, of a predicted one."""
+        """The lowest and the highest likely rate for a predicted one."""
         return per_second * self.low, per_second * self.high
 
     def in_words(self, per_second: float) -> str:
@@ -66,7 +66,7 @@ class Confidence:
 
 
 def confidence(report: Report) -> Confidence | None:
-    """The range of the profile's speed; None where the profile does not say."""
+    """The range of the profile's speed; None if the profile does not say."""
     error = _header(report)
     if error is None:
         return None
@@ -85,16 +85,13 @@ class Fits(StrEnum):
 
 
 def byte_range(report: Report) -> tuple[float, float]:
-    """Between which factors of the predicted bytes of the fullest tile the true ones likely are.
-
-    (1, 1) where the profile does not say.
-    """
+    """Factors of the fullest tile's bytes between which the truth likely is; (1, 1) if unknown."""
     error = report.meta.get("byte_error") or {"low": 1.0, "high": 1.0}
     return float(error["low"]), float(error["high"])
 
 
 def fits(nbytes: int, limit: int, byte_range: tuple[float, float] = (1.0, 1.0)) -> Fits:
-    """Whether a tile that is predicted to hold ``nbytes`` has room, by its `byte_range`."""
+    """Whether a tile with a predicted ``nbytes`` has room, by its `byte_range`."""
     low, high = byte_range
     if nbytes <= limit:
         return Fits.YES if nbytes * high <= limit else Fits.LIKELY
@@ -103,31 +100,31 @@ def fits(nbytes: int, limit: int, byte_range: tuple[float, float] = (1.0, 1.0)) 
 
 def likely_error(report: Report) -> float | None:
     """The share by which cycles are likely off at most, as for four in five; or None."""
-    known = confidence(report)
-    return None if known is None else known.likely
+    error = confidence(report)
+    return None if error is None else error.likely
 
 
 def unmeasured(report: Report) -> float:
     """The share of cycles of operators that nobody measured: estimated by similarity."""
-    known = confidence(report)
-    return 0.0 if known is None else known.unmeasured
+    error = confidence(report)
+    return 0.0 if error is None else error.unmeasured
 
 
 def by_class(report: Report) -> pd.DataFrame:
-    """A row a class of operators, the largest first; none where the profile does not say.
+    """A row a class of operators, the largest first; none if the profile does not say.
 
     Columns: ``class``, ``share`` of the tiles' cycles, ``likely`` (share by which they are off at
     most), ``low`` and ``high`` (factors of their speed), ``rows`` (measurements on hardware behind
-    that; 0 where it is judged by likeness) and ``estimates`` (by the vendor's own estimators).
+    that; 0 if judged by likeness) and ``estimates`` (by the vendor's own estimators).
     """
     error = _header(report) or {}
     return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
 
 
 def likely(report: Report) -> str:
-    """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty where nothing says so."""
-    known = confidence(report)
-    return "" if known is None else known.words
+    """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty if unknown."""
+    error = confidence(report)
+    return "" if error is None else error.words
 
 
 def _header(report: Report) -> dict[str, Any] | None:

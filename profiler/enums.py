@@ -1,4 +1,4 @@
-"""The words in a profile's columns, as enums whose values are what the file holds."""
+"""The words in a profile's columns, as enums whose values are stored."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ class Role(StrEnum):
 
 
 class Direction(StrEnum):
-    """The part of a training step that a piece of the program belongs to.
-
-    Copies, syncs and waits have none (the empty text).
-    """
+    """The part of a training step of a piece of the program; "" for copies, syncs and waits."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -43,7 +40,7 @@ class PipelinePhase(StrEnum):
 
 
 class BodyTask(StrEnum):
-    """The task of a body. `ipuscope.profiler.timeline.schedules` numbers them in this order."""
+    """The task of a body, numbered in this order by `ipuscope.profiler.timeline.schedules`."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -6,10 +6,7 @@ import os
 
 
 class ProfileError(Exception):
-    """A profile that cannot be read or written.
-
-    ``path``, ``problem`` (what is wrong) and ``remedy`` (the way out).
-    """
+    """A profile that cannot be read or written: ``path``, ``problem``, and the ``remedy``."""
 
     def __init__(self, path: str | os.PathLike[str], problem: str, remedy: str = "") -> None:
         self.path = os.fspath(path)

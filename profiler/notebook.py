@@ -1,13 +1,10 @@
-"""A report's display in a notebook: its facts, as self-contained HTML.
-
-Every name comes out of a file and is escaped.
-"""
+"""A report's facts in a notebook, as self-contained HTML; every name in the file is escaped."""
 
 from __future__ import annotations
 
 import html
 
-from ipuscope.profiler.analysis import turn, waits_in_short
+from ipuscope.profiler.analysis import turn, waits
 from ipuscope.profiler.analysis.facts import in_words
 from ipuscope.profiler.report import PREDICTED_NOTE, Report
 from ipuscope.profiler.units import percent
@@ -34,7 +31,7 @@ def _waits(report: Report) -> str:
         f"<tr><td {_LEFT}>{html.escape(str(row['cause']))}</td><td>{percent(row['share'])}</td>"
         f"<td {_LEFT}><div style='background:#0072b2;height:10px;"
         f"width:{round(_BAR * row['share'])}px'></div></td></tr>"
-        for row in waits_in_short.of(report).waterfall.to_dict("records")
+        for row in waits.of(report).waterfall.to_dict("records")
     )
     return f"<p>What {turn(report)} waits for:</p><table>{rows}</table>"
 

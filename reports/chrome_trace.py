@@ -15,7 +15,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -95,18 +95,13 @@ def write_trace(
         "model": str(report.meta["model"]),
         "clock": "predicted" if report.predicted else "modelled",
     }
-    return write_events(path, events(report, run, iteration, steps), about)
-
-
-def write_events(path: Path, found: Iterable[Event], about: dict[str, Any], **more: Any) -> int:
-    """Write events to a file, with ``more`` beside them, and return the number of events."""
-    head = {"displayTimeUnit": "ns", "otherData": about, **more}
+    head = {"displayTimeUnit": "ns", "otherData": about}
     count = 0
     with (
         gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w")
     ) as file:
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
-        for event in found:
+        for event in events(report, run, iteration, steps):
             file.write((",\n" if count else "") + json.dumps(event))
             count += 1
         file.write("\n]}\n")
@@ -294,44 +289,3 @@ def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Eve
             for at, value in zip(start[changes].tolist(), values[changes].tolist(), strict=True):
                 where = {"ph": "C", "pid": FIRST_IPU + ipu, "name": name}
                 yield {**where, "ts": clock.time(at), "args": {unit: int(value)}}
-
-
-# -- for HolisticTraceAnalysis ---
-
-# What it takes a slice for it reads off the name (hta.utils.utils.get_kernel_type): data between
-# devices, data moved, waiting for others; all else is computing.
-_PREFIX = {
-    "global exchange": "ncclDevKernel_",
-    "exchange": "Memcpy DtoD ",
-    "host I/O": "Memcpy HtoD ",
-    "sync": "Sync ",
-    "external sync": "Sync ",
-}
-
-
-def write_ranks(report: Report, folder: Path, run: int, iteration: int | None) -> int:
-    """Write ``rank-N.json`` for each IPU into ``folder``.
-
-    HolisticTraceAnalysis takes them for a distributed job: a rank a file, slices on a stream as
-    kernels. Returns the number of events. OSError where a file cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    count = 0
-    for ipu in sorted(set(report.tasks(run, iteration=iteration)["ipu"].tolist())):
-        about = {"profile": str(report.path), "model": str(report.meta["model"])}
-        rank = {"rank": ipu, "backend": "nccl", "world_size": report.target.ipus_per_replica}
-        path = folder / f"rank-{ipu}.json"
-        kernels = _kernels(report, run, iteration, ipu)
-        count += write_events(path, kernels, about, distributedInfo=rank)
-    return count
-
-
-def _kernels(report: Report, run: int, iteration: int | None, ipu: int) -> Iterator[Event]:
-    frame = report.steps(run, ipu, iteration)
-    shown = frame[~frame["kind"].isin(["idle", records.BESIDE])]
-    clock = Clock(int(frame["start"].min()) if len(frame) else 0, report.target.clock_hz)
-    columns = [shown[name].tolist() for name in ("name", "kind", "start", "end", "cycles")]
-    for number, (name, kind, start, end, cycles) in enumerate(zip(*columns, strict=True)):
-        args = {"stream": 0, "correlation": number, "cycles": cycles, "kind": kind}
-        span = clock.span(start, end)
-        yield _slice(_PREFIX.get(kind, "") + name, "kernel", (ipu, 0), span, args)

@@ -363,8 +363,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(f"<tr>{''.join(map(_cell, map(str, row), heads, numbers))}</tr>" for row in rows)
     table = f"<table><thead><tr>{row_of_heads}</tr></thead><tbody>{body}</tbody></table>"
     stacks = len(heads) > _FEW_COLUMNS or "class='wraps'" in body
-    kinds = ["scroll", *["stacks"] * stacks, *["coded"] * ("<pre>" in body)]
-    return f"<div class='{' '.join(kinds)}'>{table}</div>"
+    return f"<div class='scroll{' stacks' * (stacks or '<pre>' in body)}'>{table}</div>"
 
 
 def _cell(words: str, head: str, number: bool = False) -> str:

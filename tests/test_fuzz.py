@@ -26,7 +26,7 @@ Readers = dict[str, Callable[[Path], None]]
 numbers = st.integers(0, (1 << 16) - 1)
 changes = st.lists(st.builds(Change, *[numbers] * 5), min_size=1, max_size=fuzz.CHANGES)
 bounded = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),  # shrinking would take minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -90,7 +90,7 @@ def test_every_number_and_every_closed_list_of_a_profile_has_a_bound() -> None:
 
 
 @given(which=st.integers(0, 1 << 20), command=numbers)
-@settings(bounded, max_examples=15)
+@settings(bounded, max_examples=8)
 def test_a_wrong_value_in_a_column_is_answered_or_names_the_file(
     sound: Path, readers: Readers, which: int, command: int
 ) -> None:

@@ -30,9 +30,8 @@ def page_alone(
     head: Sequence[Any],
     body: Callable[[themes.Theme], Any],
     guard: guards.Guard | None = None,
-    stores: Sequence[Any] = (),
 ) -> Dash:
-    """An app of one page. ``body`` builds it for a theme; ``stores`` outlive a change of theme."""
+    """An app of one page. ``body`` builds it for a theme."""
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
@@ -57,7 +56,6 @@ def page_alone(
                     },
                 ),
                 dcc.Store(id=THEME, data="light"),
-                *stores,
                 html.Div(body(themes.theme("light")), id="body"),
             ],
             id="main",

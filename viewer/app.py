@@ -121,18 +121,30 @@ class _Handler(WSGIRequestHandler):
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over the profiles that runs write below a directory; redraws for a new one."""
+    """The viewer over the profiles that runs write below a directory; it says when one is new.
+
+    What a run writes on is drawn again by itself, another run's profile when a reader asks for it.
+    """
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
     look_again = dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)
     app.layout = lambda: html.Div([_shell(profiles), look_again])
 
     @app.callback(
-        Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
+        Output("followed", "data"),
+        Output("toast", "children"),
+        Input("look", "n_intervals"),
+        Input({"toast": ALL}, "n_clicks"),
+        State("followed", "data"),
     )
-    def look(_: int | None, seen: str | None) -> Any:
+    def look(_: int | None, clicks: list[int | None], seen: str | None) -> Any:
+        new = None if any(clicks) else profiles.newer()
+        if new is not None:
+            show = html.Button("Show it", id={"toast": "show"}, className="strong", n_clicks=0)
+            there = ctx.triggered_id != "look" or not clicks  # a button that is there stays
+            return no_update, [html.Span(f"A new profile: {new}"), show] if there else no_update
         now = profiles.refresh()
-        return no_update if now == seen else now
+        return no_update if now == seen else now, []
 
     return app
 
@@ -222,6 +234,7 @@ def _shell(profiles: Profiles) -> Any:
             html.Main(
                 [
                     html.Div(id="head", className="head"),
+                    html.Div(id="notes"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
                     common.hidden_state("query", "query"),
@@ -230,6 +243,7 @@ def _shell(profiles: Profiles) -> Any:
                 id="main",
                 tabIndex="-1",
             ),
+            html.Div(id="toast", role="status"),
             _shortcuts(),
             palette.dialog(),
         ],
@@ -283,8 +297,6 @@ def _head(view: View) -> Any:
     ]
     if meta["state"] == "out of memory":
         children.append(_out_of_memory(view))
-    if report.notes:
-        children.append(common.message(" ".join(report.notes), "warning"))
     return children
 
 
@@ -414,6 +426,13 @@ def _register(app: Dash, profiles: Profiles) -> None:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
+
+    @app.callback(Output("notes", "children"), Input("where", "data"), Input("followed", "data"))
+    def noted(where: dict[str, Any] | None, _: str | None) -> Any:
+        """Warnings and damage, which is found by going over every byte."""
+        at = common.whole(common.parse((where or {}).get("search")).get("profile"), 0)
+        notes = profiles.get(at).notes if len(profiles) else []
+        return common.message(" ".join(notes), "warning") if notes else []
 
 
 def _params_of(app: Dash, page: str) -> set[str]:

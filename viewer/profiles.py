@@ -114,6 +114,19 @@ class FollowedProfiles(Profiles):
         folder = shlex.quote(str(self.directory))
         return f"One that a run writes is shown by itself: ipu-run --profile-dir {folder} train.py"
 
+    def newer(self) -> str | None:
+        """The directory of another run's profile, newer than those shown; None without one.
+
+        A run's partial file and what it publishes are of one directory.
+        """
+        with self._lock:
+            shown = [report.path.parent for report in self._reports]
+            newest = next(iter(_newest(self.directory)), None)
+            gone = not any(map(_stamp, self._reports))
+            if newest is None or newest.parent in shown or gone:
+                return None
+            return os.path.relpath(newest.parent, self.directory)
+
     def refresh(self) -> str:
         """Look for what is new; what tells this state of the directory from others, "" of none."""
         with self._lock:

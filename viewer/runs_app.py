@@ -1,11 +1,8 @@
-"""The viewer of many runs: a table to sort and filter, parallel coordinates, a click to open.
-
-A row's click opens the viewer of that run's profile.
-"""
+"""A page of many runs, or of a plan's mappings: parallel coordinates, a table, a click to open."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,14 @@ from ipuscope.viewer.pages.tables import Column
 # The address of a viewer of a profile; None where there can be none from here
 Opener = Callable[[Path], str | None]
 
+_RANK = Column("rank", "", ",.0f", width=60)
 _MEASURES = (
     Column("samples_per_second", "samples/s", ",.2f", width=130),
     Column("cycles", "cycles", ",.0f", width=160),
     Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
     Column("memory", "memory", width=140),
     Column("place", "profile", least=160),
+    Column("problem", "problem", least=160),
 )
 _AXIS = 150  # pixels of an axis and its name
 
@@ -42,25 +41,43 @@ def create_runs_app(
     names = ", ".join(map(str, settings))
     said = f"{len(runs)} runs; {f'{names} differ' if names else 'nothing differs'}"
     said += f"; {over} out of memory" if over else ""
-    app = page_alone(
-        f"runs of {name}",
-        [html.H1(f"Runs of {name}"), html.P(said, className="note")],
-        lambda theme: _body(runs, settings, theme),
-        guard,
-    )
-    _register(app, runs, settings, opener)
+    shown = runs.assign(memory=["fits" if fits else "out of memory" for fits in runs["fits"]])
+    app = rows_app(f"Runs of {name}", said, shown, settings, guard=guard)
+    register(app, shown, settings, lambda at: opened(runs.iloc[at], opener))
     return app
 
 
-def _body(runs: pd.DataFrame, settings: pd.DataFrame, theme: themes.Theme) -> Any:
+def rows_app(
+    title: str,
+    said: str,
+    rows: pd.DataFrame,
+    settings: pd.DataFrame,
+    above: Sequence[Any] = (),
+    first: Any = (),
+    guard: guards.Guard | None = None,
+) -> Dash:
+    """A page of alternatives: lines through settings and measures, a table, what a click opens.
+
+    ``rows`` has columns of `_MEASURES`; ``above``: cards before; ``first``: what is open at first.
+    """
+
+    def body(theme: themes.Theme) -> Any:
+        return [*above, *_body(rows, settings, first, theme)]
+
+    head = [html.H1(title), html.P(said, className="note")]
+    return page_alone(title, head, body, guard)
+
+
+def _body(rows: pd.DataFrame, settings: pd.DataFrame, first: Any, theme: themes.Theme) -> Any:
     # a dot in a field's name would be a path to AG Grid
     fields = {str(name): f"setting{number}" for number, name in enumerate(settings)}
-    own = [_column(fields[name], name, settings[name]) for name in fields]
+    own = [_RANK] if "rank" in rows else []
+    own += [_column(fields[name], name, settings[name]) for name in fields]
+    measures = [column for column in _MEASURES if column.name in rows]
     shown = settings.rename(columns=fields).join(
-        runs.assign(
-            memory=["fits" if fits else "out of memory" for fits in runs["fits"]],
-            id=range(len(runs)),
-        )[[*(column.name for column in _MEASURES), "id"]]
+        rows.assign(id=range(len(rows)))[
+            [*(one.name for one in measures), *({"rank"} & {*rows}), "id"]
+        ]
     )
     return [
         common.card(
@@ -68,20 +85,20 @@ def _body(runs: pd.DataFrame, settings: pd.DataFrame, theme: themes.Theme) -> An
             html.Div(
                 dcc.Graph(
                     id="runs-lines",
-                    figure=figures.coordinates(runs, settings, theme),
+                    figure=figures.coordinates(rows, settings, theme),
                     config=common.BARE_CONFIG,
                     style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
                 ),
                 style={"overflowX": "auto"},  # a phone has room for two axes and their names
             ),
-            note="A line a run, the quicker the brighter. A filter of the table below holds here,"
-            " too; a click on a line opens its profile.",
+            note="A line a row of the table, the quicker the brighter. A filter of the table holds"
+            " here, too; a click on a line opens what it is.",
         ),
         common.card(
-            "Runs",
-            tables.table("runs-table", shown, [*own, *_MEASURES], theme, 520, row_id="id"),
-            html.Div(id="runs-opened", role="status", style={"marginTop": "12px"}),
-            note="Sort by a heading, filter below it; a click on a row opens its profile.",
+            "All of them",
+            tables.table("runs-table", shown, [*own, *measures], theme, 520, row_id="id"),
+            html.Div(first, id="runs-opened", role="status", style={"marginTop": "12px"}),
+            note="Sort by a heading, filter below it; a click on a row opens what it is.",
         ),
     ]
 
@@ -91,7 +108,11 @@ def _column(field: str, name: str, values: pd.Series) -> Column:
     return Column(field, name, ",.6~g" if numbers else "", width=max(120, 9 * len(name) + 40))
 
 
-def _register(app: Dash, runs: pd.DataFrame, settings: pd.DataFrame, opener: Opener) -> None:
+def register(
+    app: Dash, rows: pd.DataFrame, settings: pd.DataFrame, opened: Callable[[int], Any]
+) -> None:
+    """Register the callbacks of `rows_app`. ``opened``: what a click on a row shows below it."""
+
     @app.callback(
         Output("runs-opened", "children"),
         Input("runs-table", "cellClicked"),
@@ -103,8 +124,8 @@ def _register(app: Dash, runs: pd.DataFrame, settings: pd.DataFrame, opener: Ope
         if not (click if by_line else cell):  # a change of theme makes both anew
             return no_update
         said = click["points"][0]["customdata"] if by_line else cell.get("rowId")
-        position = common.whole(said, -1, 0, len(runs) - 1)
-        return no_update if position < 0 else opened(runs.iloc[position], opener)
+        position = common.whole(said, -1, 0, len(rows) - 1)
+        return no_update if position < 0 else opened(position)
 
     @app.callback(
         Output("runs-lines", "figure"),
@@ -112,9 +133,9 @@ def _register(app: Dash, runs: pd.DataFrame, settings: pd.DataFrame, opener: Ope
         State(THEME, "data"),
         prevent_initial_call=True,
     )
-    def filtered(rows: Any, name: Any) -> Any:
-        kept = [common.whole(row.get("id"), -1, 0, len(runs) - 1) for row in rows or ()]
-        some = runs.iloc[sorted({one for one in kept if one >= 0})]
+    def filtered(shown: Any, name: Any) -> Any:
+        kept = [common.whole(row.get("id"), -1, 0, len(rows) - 1) for row in shown or ()]
+        some = rows.iloc[sorted({one for one in kept if one >= 0})]
         return figures.coordinates(some, settings, themes.theme(name))
 
 

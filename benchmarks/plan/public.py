@@ -16,7 +16,7 @@ import torch
 import ipu_exec as poptorch
 from examples.bert_pretraining import optimiser as lamb
 from examples.models import Example, bert, gpt2, resnet, vit
-from ipu_exec.session.first_call import FirstCall
+from ipu_exec.session.call_plan import FirstCall
 
 HALF = torch.float16
 

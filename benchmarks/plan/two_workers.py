@@ -24,7 +24,7 @@ from benchmarks.plan.public import PUBLIC
 from ipu_exec.planning import first_call_plan
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.workers import Processes, Task
-from ipu_exec.session.first_call import FirstCall
+from ipu_exec.session.call_plan import FirstCall
 from ipuscope.planner.mappings import Plan
 
 # BERT-Large over 8 IPUs as `examples.bert_pretraining --large --half` has it, planned onto 16

@@ -214,7 +214,7 @@ def timed(blocks: int, stages: int, accumulation: int, all_choices: bool) -> str
 def searches() -> list[str]:
     """The table of times, made and printed row by row."""
     lines = [
-        f"{SEARCH}, on one core (`python -m benchmarks.rebalance --search` makes it):",
+        f"{SEARCH}, on one core (by `python -m benchmarks.rebalance --search` alone):",
         "",
         (
             "| Blocks | stages | accumulation | a stage's memory | CPU time | most MiB, costs"

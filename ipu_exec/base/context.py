@@ -1,7 +1,4 @@
-"""The context in which a model runs as on an IPU.
-
-Callers can ask whether it is active, and it replaces some of torch's functions.
-"""
+"""The context in which a model runs as on an IPU, and torch functions that it replaces."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _depth = 0
 
 
 class on_ipu:
-    """Inside, the model is being compiled or run for the modelled IPUs.
-
-    A class, because it is entered twice per micro-batch, and a generator is slower.
-    """
+    """Inside, a model is compiled or run for modelled IPUs; a generator is slower to enter."""
 
     def __enter__(self) -> None:
         global _depth
@@ -81,8 +75,8 @@ def refuse(message: str, location: str = "") -> None:
 def no_weights() -> Iterator[None]:
     """Inside, modules are created without memory for their weights, on torch's device "meta".
 
-    Such a model compiles, however large it is, and its profile is that of the model with weights.
-    It computes nothing: compile it (``compile``, or ``ipu-run --compile-only``).
+    Such a model compiles, however large, to the profile of the model with weights, but computes
+    nothing: compile it (``compile``, or ``ipu-run --compile-only``).
     """
     with torch.device("meta"):
         yield
@@ -105,8 +99,7 @@ def check_weights(model: torch.nn.Module) -> None:
 def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) -> Iterator[None]:
     """Inside, these functions replace those of the same names in torch's modules.
 
-    They are replaced where callers find them, not by a TorchFunctionMode: none is active in a
-    backward that runs a checkpointed layer again.
+    Not by a TorchFunctionMode: none is active in a backward that runs a checkpointed layer again.
     """
     before = {name: getattr(modules[0], name) for name in functions}
     for module in modules:
@@ -118,10 +111,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
             vars(module).update(before)
 
 
-def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
+def copying_before_changes(mutates: bool) -> contextlib.AbstractContextManager[Any]:
     """Around forward and backward: copy what the backward needs before an in-place change."""
-    return (
-        torch.autograd.graph.allow_mutation_on_saved_tensors()
-        if mutates
-        else contextlib.nullcontext()
-    )
+    graph = torch.autograd.graph
+    return graph.allow_mutation_on_saved_tensors() if mutates else contextlib.nullcontext()

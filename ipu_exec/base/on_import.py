@@ -1,7 +1,4 @@
-"""Actions when a script imports a package: modules that we provide, and callbacks after an import.
-
-`ipu_exec.base.stand_in` uses it for Lightning, which is not imported before the script does so.
-"""
+"""Callbacks after a script's imports (of Lightning, which we do not import), and our modules."""
 
 from __future__ import annotations
 
@@ -77,8 +74,8 @@ class _Then(importlib.abc.Loader):
 def answer(modules: Mapping[str, bool], contents: Contents) -> bool:
     """From now on provide these modules, whether or not others of the name are installed.
 
-    ``modules``: name to whether it is a package. ``contents`` is called when one is imported. False
-    if they were ours already.
+    ``modules``: name to whether it is a package. ``contents`` is called when one is imported.
+    False if they were ours already.
     """
     finders = [finder for finder in sys.meta_path if isinstance(finder, _Answers)]
     if any(finder.modules == modules for finder in finders):

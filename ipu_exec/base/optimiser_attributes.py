@@ -1,8 +1,6 @@
-"""The settings of PopTorch's optimisers that torch's do not have.
+"""Settings of PopTorch's optimisers that torch's lack: state types, combined accumulators, scaling.
 
-The types of their states, combined accumulators and loss scaling.
-
-They are read from an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
+They are read from an optimiser's attributes, so that no pass needs `ipu_exec.optim`'s classes.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
-    """The dtype in which an optimiser keeps a state, independent of the weight's dtype.
+    """The dtype in which an optimiser stores a state, independent of the weight's dtype.
 
     ``state`` is PyTorch's name of it, or "accumulator" for accumulated gradients. PyTorch's own
-    optimisers keep all states in float32, as in PopTorch: attributes that an optimiser lacks mean
-    float32 [POPTORCH, python/_optimizer_attributes.py]. None means the weight's dtype: if one
-    tensor holds gradients and velocities (PopTorch passes PopART no type for it: popart_compiler,
+    optimisers store all states in float32, as in PopTorch: a missing attribute means float32
+    [POPTORCH, python/_optimizer_attributes.py]. None means the weight's dtype: if one tensor
+    holds gradients and velocities (PopTorch passes PopART no type for it: popart_compiler,
     CompilerImpl.cpp), and for states that PopTorch has no argument for.
     """
     if accumulates_in_velocity(optimizer):

@@ -1,8 +1,8 @@
 """Weights that differ between replicas: PopTorch's ``replicaGrouping``.
 
-The host's parameter has an additional first dimension: a value for each group of replicas (or for
-each replica). The model on a replica sees its group's value, without that dimension. Gradients are
-added up within a group only; Mean divides them by all replicas, as PopART's loss scaling does.
+The host's parameter has an additional first dimension: a value for each group of replicas (or
+each replica). The model on a replica sees its group's value. Gradients are added up within a
+group only; Mean divides them by all replicas, as PopART's loss scaling does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from ipu_exec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which of ``replicas`` have the same value of a weight.
-
-    A group has ``members`` replicas, each ``stride`` from the next.
-    """
+    """Groups of ``members`` of ``replicas``, ``stride`` apart, share a weight's value."""
 
     replicas: int
     members: int
@@ -42,10 +39,7 @@ class Grouping:
         return replica % self.stride if self.stride > 1 else replica // self.members
 
     def row(self, replica: int) -> int:
-        """The index of a replica's value in the host's parameter.
-
-        If the host reads all replicas, it is that of the group's first.
-        """
+        """The index of a replica's value in the host's parameter; of all, its group's first."""
         group = self.group(replica)
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
             return group
@@ -58,16 +52,12 @@ Groupings = Mapping[str, Grouping]
 def resolve(
     model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], replicas: int
 ) -> dict[str, Grouping]:
-    """The groupings of parameters by name, from the arguments of ``replicaGrouping``.
-
-    Raises an Error for an impossible grouping.
-    """
+    """The groupings by parameter, from ``replicaGrouping``'s arguments; Error if impossible."""
     if not asked:
         return {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = {
-        id(parameter): name for name, parameter in reversed(parameters.items())
-    }  # the first of a tied one
+    # the first of a tied one
+    names = {id(parameter): name for name, parameter in reversed(parameters.items())}
     groupings = {}
     for name, (kind, size, retrieval) in asked.items():
         if name not in parameters:
@@ -140,10 +130,7 @@ def spread(model: torch.nn.Module, groupings: Groupings) -> None:
 def one_replica(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, groupings: Groupings
 ) -> Iterator[None]:
-    """Shrink grouped parameters to one replica's while the model is compiled.
-
-    It changes the parameters of model and optimiser.
-    """
+    """Shrink model's and optimiser's grouped parameters to one replica's while compiling."""
     parameters = dict(model.named_parameters())
     small = {
         id(parameters[name]): torch.nn.Parameter(
@@ -183,10 +170,7 @@ class GroupedParameter:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of ``shards`` replicas values of their own.
-
-        Takes effect at the next compilation.
-        """
+        """Give groups of ``shards`` replicas their own values, from the next compilation on."""
         self._asked[self._name] = (
             comm_group_type,
             shards,

@@ -24,9 +24,8 @@ _STYLES = (
 class TensorSharding:
     """How many IPUs the tensors of a stage are sharded over, and how.
 
-    ``plan``: names of modules, with wildcards, and for each a style of
-    ``torch.distributed.tensor.parallel`` or one of Hugging Face's words; or "auto" for a model that
-    has one.
+    ``plan``: names of modules, with wildcards, each with a style of
+    ``torch.distributed.tensor.parallel`` or a Hugging Face word; "auto" for a model that has one.
     """
 
     shards: int = 1

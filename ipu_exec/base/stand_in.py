@@ -1,12 +1,9 @@
-"""The vendor's module names answered by ours.
+"""The vendor's module names answered by ours (`_STANDS_FOR`).
 
-``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `ipuscope.profiler.pva`.
-``popdist`` and the host's part of ``horovod.torch`` are `ipu_exec.popdist`, `ipu_exec.horovod`.
-``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names when the
-script imports Lightning; nothing does so before.
-
-``ipu-run`` asks for it in a script's process. Processes that the script starts, by whatever means,
-find the names in the directory ``for_children``, by PYTHONPATH and ``sys.path``.
+``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names once
+the script imports Lightning. ``ipu-run`` asks for it in a script's process. Processes that the
+script starts, by whatever means, find the names in the directory ``for_children``, by PYTHONPATH
+and ``sys.path``.
 """
 
 from __future__ import annotations
@@ -38,11 +35,9 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Provide our packages under the vendor's names.
+    """Provide our packages under the vendor's names, here and in processes that this starts.
 
     Each module is registered under both, so that its classes exist only once.
-
-    The environment makes processes that this one starts do so too.
     """
     os.environ[STAND_IN_VARIABLE] = "1"
     _for_children()
@@ -63,8 +58,7 @@ def stand_in() -> None:
 def _for_children() -> None:
     """Put the directory on the paths: PYTHONPATH for new interpreters, ``sys.path`` for the rest.
 
-    multiprocessing gives its children this process's ``sys.path`` in place of their own. The
-    script's directory comes before it, as it comes before installed packages.
+    The script's directory stays before it; multiprocessing's children get ``sys.path``.
     """
     if _FOR_CHILDREN not in sys.path:
         sys.path.insert(1, _FOR_CHILDREN)

@@ -1,31 +1,29 @@
-"""Containers of tensors that PyTorch does not know: users' own classes, and subclasses of dict.
+"""Containers that PyTorch's pytree does not have: users' own classes, and subclasses of dict.
 
-PyTorch's pytree flattens, splits and joins nested inputs and outputs; here further types are
-registered with it.
+They are registered with pytree, which flattens, splits and joins nested inputs and outputs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
     register_pytree_node,
+    tree_flatten,
     tree_leaves,
     tree_map,
+    tree_unflatten,
 )
 
 from ipu_exec.errors import UsageError
 
 
 class ICustomArgParser(ABC):
-    """Flattens a user's structure into tensors and rebuilds it.
-
-    See `registerCustomArgParser`.
-    """
+    """Flattens a user's structure into tensors and rebuilds it; see `registerCustomArgParser`."""
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:
@@ -33,10 +31,7 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """A structure like ``original_structure`` with the iterator's tensors.
-
-        They come in the order of `yieldTensors`.
-        """
+        """A structure like ``original_structure`` with tensors in `yieldTensors`'s order."""
 
 
 _PARSERS: dict[type, ICustomArgParser] = {}
@@ -58,10 +53,7 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 class _Like:
-    """What a structure is rebuilt from.
-
-    Equal for structures of one class, so that trees of different tensors compare equal.
-    """
+    """What a structure is rebuilt from; equal for one class, so that trees compare equal."""
 
     def __init__(self, structure: Any) -> None:
         self.structure = structure
@@ -77,10 +69,7 @@ class _Like:
 
 
 def learn(tree: Any) -> None:
-    """Register the containers in ``tree`` that pytree treats as leaves.
-
-    Only those that can be flattened.
-    """
+    """Register the containers in ``tree`` that pytree treats as leaves but can be flattened."""
     if _is_plain(tree):
         return
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
@@ -95,7 +84,7 @@ def _is_plain(tree: Any) -> bool:
 
 
 # Most batches are lists, tuples and dicts of tensors. pytree takes longer for these than some
-# operators, so that it only sees what is anything else.
+# operators: it only gets the others.
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -130,6 +119,13 @@ def taken_apart(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
         return map_leaves(lambda _: next(remaining), tree)
 
     return leaves_of(tree), together
+
+
+def joined(trees: Sequence[Any], join: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """A structure like the first of ``trees``, of ``join`` of the leaves at each place."""
+    flat = [tree_flatten(tree) for tree in trees]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return tree_unflatten([join(column) for column in columns], flat[0][1])
 
 
 def _can_be_taken_apart(leaf: object) -> bool:

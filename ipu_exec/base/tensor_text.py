@@ -1,8 +1,8 @@
 """Text layout of `ipu_print_tensor`, the same as Poplar's own print.
 
-The outermost brackets are on lines of their own, every row of the last dimension is on its own
-line, indented by its depth, and only the elements of a row are separated [POPTORCH, docs of
-``ipu_print_tensor``; tests/ipu_print_tensor_test.py shows the layout].
+The outermost brackets and each row of the last dimension are on lines of their own, indented by
+depth, and only the elements of a row are separated [POPTORCH, docs of ``ipu_print_tensor``;
+tests/ipu_print_tensor_test.py shows the layout].
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _CONTINUED = 2  # columns that a broken row is set in, besides its depth
 class Layout:
     """``threshold`` elements and above are summarised to ``edge_items`` at each end.
 
-    ``width`` in characters; ``digits`` of a number, before and after its decimal point. 0: no
-    limit.
+    ``width`` in characters; ``digits`` before and after the decimal point. 0: no limit.
     """
 
     threshold: int = 1000

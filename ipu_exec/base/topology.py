@@ -1,12 +1,11 @@
 """Positions of a pod's IPUs relative to each other, and the costs of transfers between them.
 
-The only module that knows this: pipelines copy, replicas reduce and shards of a tensor gather by
-these functions. IPUs are numbered through the pod, replica by replica and stage by stage; the
-shards of a stage are adjacent.
+Pipelines copy, replicas reduce and shards gather by these functions only. IPUs are numbered
+through the pod, replica by replica and stage by stage; the shards of a stage are adjacent.
 
-IPU-Links are a ladder with two IPUs to a rung, four to an IPU-Machine and 64 to a rack; racks are
-joined by gateway links (docs/machine.md#pods). Cycles are tile clock cycles, bytes are bytes, rates
-are of one direction.
+IPU-Links are a ladder with two IPUs to a rung, four to an IPU-Machine and 64 to a rack; gateway
+links join racks (docs/machine.md#pods). Cycles are tile clock cycles, bytes are bytes, rates are
+of one direction.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ def gateways(target: Target, a: int, b: int) -> int:
 
 
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least.
+    """Links between two IPUs of a pod, at least 1; between racks a gateway is one.
 
-    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
-    IPUs lie 7 apart at the most (1.76 us there [JIA]). From rack to rack the ladder goes on, with a
-    gateway in place of a link.
+    IPUs of a board are neighbours on the ladder; 16 IPUs lie at most 7 apart (1.76 us [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -68,8 +65,8 @@ def latency_cycles(target: Target, a: int, b: int) -> float:
 def link_rate(target: Target, a: int, b: int) -> float:
     """Bytes a cycle in one direction between two IPUs of a pod: the slowest link on the way.
 
-    55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of its machine's gateway
-    between racks.
+    55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of a gateway between
+    racks.
     """
     if gateways(target, a, b):
         return target.gateway_bytes_per_cycle
@@ -83,10 +80,9 @@ def ring_cycles(
 ) -> int:
     """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
 
-    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
-    scatter or a gather is one round, an all-reduce is both. Within a rack the ring is one; over
-    several racks it is done rack by rack and then between racks (`levels`), so that gateways carry
-    only what a rack has not summed up itself.
+    It has ``members`` IPUs from ``ipu`` on, each ``apart`` from the one before. A scatter or a
+    gather is one round, an all-reduce is both. Over several racks it runs rack by rack and then
+    between racks (`levels`): gateways carry only what a rack has summed up.
     """
     return ceil(sum(cycles_of_levels(target, Span(ipu, apart, members), nbytes, rounds)))
 
@@ -103,8 +99,8 @@ def cycles_of_levels(target: Target, ring: Span, nbytes: float, rounds: int) -> 
 def levels(target: Target, ring: Span) -> tuple[Span, ...]:
     """The rings of GCL's hierarchical collectives for a ring that spans racks.
 
-    Within the rack first, then between the racks. A ring in one rack, and one whose racks hold
-    different numbers of its members, is its own only level.
+    First within the rack, then between racks. A ring in one rack, or with unequal numbers of
+    members in its racks, is its only level.
     """
     inside = target.ipus_per_rack // ring.apart
     aligned = ring.first % target.ipus_per_rack < ring.apart
@@ -121,10 +117,9 @@ def levels(target: Target, ring: Span) -> tuple[Span, ...]:
 def _one_ring(target: Target, ring: Span, nbytes: float, rounds: int) -> float:
     """Cycles of one ring.
 
-    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
-    sets the pace: one between boards is enough. From three members on half of the data goes round
-    each way (GCL's bidirectional ring; two directions carry twice one [JIA]); two members use both
-    ways as it is.
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU, at the pace of
+    the slowest link. From three members on, half of the data goes each way (GCL's bidirectional
+    ring; two directions carry twice one [JIA]); two members use both ways anyway.
     """
     steps = rounds * (ring.members - 1)
     moved = steps * nbytes / ring.members

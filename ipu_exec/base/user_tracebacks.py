@@ -1,7 +1,4 @@
-"""Tracebacks that show the user's code, without this package's frames.
-
-``IPUSCOPE_TRACEBACK=full`` shows everything.
-"""
+"""Tracebacks of the user's code, without our frames; ``IPUSCOPE_TRACEBACK=full`` shows all."""
 
 from __future__ import annotations
 
@@ -45,14 +42,11 @@ def without_our_frames(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def hide(error: BaseException | None) -> None:
-    """Remove our frames from the traceback of an error, and of its causes.
-
-    An error that we did not raise on purpose keeps them, because they show where to fix it.
-    """
+    """Remove our frames from an error's and its causes' tracebacks, unless it is a bug of ours."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen and os.environ.get(VARIABLE) != "full":
         seen.add(id(error))
-        error.__traceback__ = _kept(error)
+        error.__traceback__ = _shown(error)
         error = error.__cause__ or error.__context__
 
 
@@ -65,7 +59,7 @@ def users_frame() -> FrameType | None:
     return frame
 
 
-def _kept(error: BaseException) -> TracebackType | None:
+def _shown(error: BaseException) -> TracebackType | None:
     entries = list(_entries(error.__traceback__))
     meant = isinstance(error, Error | ProfileError)
     hidden = (*_OURS, _TORCH) if meant else _OURS

@@ -1,8 +1,7 @@
 """Models that branch on the contents of a tensor.
 
-A compiled program is one path through the model. PopTorch makes the first call's path a constant;
-here the numbers follow the data, by plain PyTorch, the program is that of the path it was compiled
-for, and a call that takes another one is compiled anew.
+A compiled program is one path through the model. PopTorch makes the first call's path a constant.
+Here the numbers follow the data, by plain PyTorch, and another path is compiled anew.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """The values that the forward of a micro-batch reads off tensors.
-
-    Runs the model to find them, and restores it and the inputs, which it may write.
-    """
+    """The values that the forward of a micro-batch reads off tensors, by a run that is undone."""
     args, kwargs = tree_map(_copied, (args, kwargs))
     with (
         unchanged(model),
@@ -61,20 +57,14 @@ def _copied(leaf: Any) -> Any:
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """The values read that decide which operators run: booleans and integers.
-
-    Any other number is replaced by a placeholder.
-    """
+    """The booleans and integers read, which decide what runs; a placeholder for floats."""
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
 
 class PathWatch:
-    """While entered: compares each forward's path with the compiled one.
+    """While entered, compares forwards' paths with the compiled one; ``left``: the first other.
 
-    ``left`` holds the values read by the first forward that differs.
-
-    Does nothing if the compiled program read nothing: such a model never reads anything, given its
-    mode and inputs' shapes, which are part of what was compiled.
+    A program that read nothing is not watched: given its mode and inputs' shapes, it never reads.
     """
 
     def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
@@ -116,10 +106,7 @@ def in_metric() -> bool:
 
 
 def in_argument_check() -> bool:
-    """True while a torch or torchmetrics function validates a tensor's contents.
-
-    Captured arguments are taken to be valid.
-    """
+    """True while torch or torchmetrics validates a tensor, which a capture takes to be valid."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -43,10 +43,9 @@ def frozen(model: torch.nn.Module) -> bool:
 
 
 def find_loss(returned: Any) -> torch.Tensor:
-    """The loss among what a model returned.
+    """The loss in a model's results: the last output marked by `identity_loss`, else last scalar.
 
-    It is the last output that `identity_loss` marked or, if none is marked, the last scalar. Error
-    if there is neither. It need not depend on a weight.
+    Error if there is neither. It need not depend on a weight.
     """
     learn(returned)
     tensors = tensors_in(returned)
@@ -70,10 +69,9 @@ def find_loss(returned: Any) -> torch.Tensor:
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, with an Error if an unmarked loss combines several losses.
+    """`find_loss`, with an Error if an unmarked loss combines several of torch's losses.
 
-    PopTorch knows torch's losses, and a combination of several has to be marked. Warns of a loss
-    that depends on no weight if the model is not ``frozen``.
+    Warns of a loss that depends on no weight if the model is not ``frozen``.
     """
     loss = find_loss(returned)
     if not loss.requires_grad and not frozen:

@@ -1,6 +1,4 @@
-"""Host I/O that overlaps with compute.
-
-The tensors that `set_overlap_for_input` and `set_overlap_for_output` named, and their requirements.
+"""Host I/O that overlaps with compute: `set_overlap_for_input` and `set_overlap_for_output`.
 
 PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
 anything reads it, an output as it is returned; tiles are set aside for I/O; every output is sent
@@ -38,8 +36,8 @@ def note_overlaps(
 ) -> None:
     """Note in ``graph`` which of its inputs and outputs are overlapped.
 
-    ``tensors``: all that were recorded, each with its value. Error if a marked tensor is not an
-    input or output of the ``model``, or is returned twice.
+    ``tensors``: all recorded ones, with their values. Error if a marked tensor is not an input or
+    output of the ``model``, or is returned twice.
     """
     met = list(tensors)
     values = {id(tensor): value for tensor, value in met}

@@ -1,9 +1,9 @@
 """Tensor sharding: the model as run by one of the IPUs that share its tensors.
 
 The plan's styles (`ipu_exec.base.sharding_plan`) are applied as PyTorch applies them, on fake
-weights and in PyTorch's fake process group, of which this process is rank 0. The recorder sees the
-operators on this rank's shares and the collectives between the ranks; DTensors never reach the
-graph. Afterwards the model is restored: modules have their own weights, hooks and forwards again.
+weights and in PyTorch's fake process group, of which this process is rank 0. The recorder sees
+the operators on this rank's shares and the collectives, never DTensors. Afterwards the modules
+have their own weights, hooks and forwards again.
 
 A sharded weight is a plain tensor, this rank's share, which becomes a DTensor while its module
 runs, so that its gradient belongs to that module's backward.
@@ -47,11 +47,7 @@ NOT_SHARDED = Shares({}, {})
 
 @contextlib.contextmanager
 def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) -> Iterator[Shares]:
-    """Inside, the model's modules run as the plan specifies. ``fake``: the fake-tensor mode.
-
-    Errors: a plan that names no module, a style that PyTorch refuses for a module, a dimension that
-    is not divisible by the number of shards, tied weights that are split in two ways.
-    """
+    """Inside, the model's modules run as the plan specifies. ``fake``: the fake-tensor mode."""
     if sharding is None or sharding.shards == 1:
         yield NOT_SHARDED
         return
@@ -175,8 +171,8 @@ def _rows_of_embedding(
 ) -> None:
     """Each rank holds some rows of the table and looks up those indices; the result is the sum.
 
-    PyTorch's DTensor computes the gradient of the whole table on every rank and then takes its
-    share (its rule for ``embedding_dense_backward``); an IPU adds to its own rows.
+    DTensor's rule for ``embedding_dense_backward`` computes the gradient of the whole table on
+    every rank and takes its share; an IPU adds to its own rows.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -191,8 +187,8 @@ def _rows_of_embedding(
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         outside = tokens >= rows
         weight = module.weight
-        rows_found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
-        own_rows = rows_found.masked_fill(outside.unsqueeze(-1), 0)
+        looked_up = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
+        own_rows = looked_up.masked_fill(outside.unsqueeze(-1), 0)
         summed = DTensor.from_local(own_rows, mesh, [Partial()], run_check=False)
         result = summed.redistribute(placements=layouts)
         return result.to_local() if style.use_local_output else result
@@ -322,7 +318,7 @@ def own_share(tensor: torch.Tensor) -> torch.Tensor:
 def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractContextManager[Any]:
     """Inside, cross entropy accepts scores with sharded classes: PyTorch's ``loss_parallel``.
 
-    A forward and its backward need it, and a model that enters it leaves it before the backward.
+    A forward and its backward need it; a model that enters it leaves it before the backward.
     """
     if sharding is None or sharding.shards == 1:
         return contextlib.nullcontext()
@@ -334,10 +330,7 @@ def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
-    """Inside, ``paused`` is entered while DTensor infers the shape of a whole result.
-
-    For that it runs operators on whole tensors, which no IPU does.
-    """
+    """Inside, ``paused`` is entered while DTensor infers whole shapes by operators no IPU runs."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     own = ShardingPropagator._propagate_tensor_meta_non_cached

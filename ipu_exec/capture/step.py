@@ -1,8 +1,7 @@
 """Capture: record every ATen call of one micro-batch and one weight update, on fake tensors.
 
-The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
-dtypes are true, no weight is copied and nothing is computed. The `Recorder` above it records each
-call.
+The real module, autograd and optimiser run under ``FakeTensorMode``: shapes and dtypes are true,
+no weight is copied and nothing is computed. The `Recorder` above it records each call.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from typing import Any
 
 import torch
 
-from ipu_exec.base.context import keeping_what_is_saved
-from ipu_exec.base.optimiser_attributes import take_step
+from ipu_exec.base.context import copying_before_changes
+from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype, take_step
 from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.capture import overlap, shared_sizes
 from ipu_exec.capture.layers.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.layers.expand import PerWeight, Registered, expand
 from ipu_exec.capture.layers.per_weight import updates_of_weights
 from ipu_exec.capture.layers.repeats import NotRepeatable, Repeats
-from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.fake_tensors import FakeTensors, make_state, unlogged
 from ipu_exec.capture.recording.marks import (
@@ -67,20 +65,18 @@ def capture(
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the update too.
 
-    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
-    added to accumulators that persist, as with gradient accumulation. ``find_loss`` picks the loss
-    from what the model returns. ``contents``: the values that the forward reads from tensors, in
-    order, because fake tensors hold none; ContentError if it reads more. ``casting``: entered
-    around forward and backward (`ipu_exec.capture.rewrites.casts`).
+    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients
+    are added to accumulators that persist. ``find_loss`` picks the loss from what the model
+    returns. ``contents``: the values that the forward reads from tensors, in order, since fake
+    tensors have none; ContentError if it reads more. ``casting``: entered around forward and
+    backward (`ipu_exec.capture.rewrites.casts`). ``repeats``: of equal layers, and of their
+    weights' updates, only two run and the others are copied, for the same graph
+    (`ipu_exec.capture.layers.repeats`). ``sharding``: record one of the IPUs that share the
+    model's tensors (`ipu_exec.capture.sharding`).
 
-    If a model changes a tensor in place that its backward still needs, a copy of it is recorded, as
-    in PopART's programs, in which no tensor is changed (``Graph.mutates``). PyTorch refuses such a
+    If a model changes a tensor in place that its backward still needs, a copy is recorded, as in
+    PopART's programs, which change no tensor (``Graph.mutates``). PyTorch refuses such a
     backward.
-
-    ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
-    others are copied from these (`ipu_exec.capture.layers.repeats`). The graph is the same.
-    ``sharding``: the graph is that of one of the IPUs that share the model's tensors
-    (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()
     step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting, sharding)
@@ -90,7 +86,7 @@ def capture(
             return _run(step, equal, per_weight)
         except Error:
             raise
-        except Exception as error:  # whatever it is: what the model does alone decides
+        except Exception as error:  # any: the run without repeats decides
             logger.debug("layers are captured one by one: %s", error)
     return _run(step, (), False)
 
@@ -151,8 +147,8 @@ class _Run:
             try:
                 return self._recorded()
             finally:
-                # autograd's nodes lead back to what they were recorded by, out of the collector's
-                # sight: without this the model's weights would never be freed
+                # autograd's nodes lead back to the recorder, out of the collector's sight:
+                # without this the model's weights would never be freed
                 self.recorder.release()
                 self.repeats.release()
 
@@ -196,10 +192,7 @@ class _Run:
         return args, kwargs
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """The fake parameters that the optimiser updates.
-
-        They have accumulators if gradients are accumulated.
-        """
+        """The fake parameters that the optimiser updates, and accumulators if it accumulates."""
         optimizer = self.step.optimizer
         if optimizer is None:
             return {}
@@ -283,7 +276,7 @@ class _Run:
             self.devices,
             self.step.casting,
             self.recorder,
-            keeping_what_is_saved(self.mutates),
+            copying_before_changes(self.mutates),
             self.repeats.standing_in(),
         ):
             with losses_of_shares(self.step.sharding):
@@ -351,7 +344,7 @@ class _Run:
         graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_of(returned))
 
     def _finished(self) -> Graph:
-        """The graph with everything that is known about it once the run is over."""
+        """The graph with all that the run determines."""
         graph, recorder = self.recorder.graph, self.recorder
         graph.mutates = self.mutates
         graph.names_ipu = self.devices.named
@@ -360,7 +353,7 @@ class _Run:
         overlap.note_overlaps(graph, recorder.tensors(), self.step.model)
         self._name_gradients()
         if self.step.optimizer is not None:
-            keep_as_optimizer_does(graph, self.step.optimizer)
+            set_optimizer_dtypes(graph, self.step.optimizer)
         if recorder.multi_convs and self.repeats.stand_ins:
             raise NotRepeatable("the model has a MultiConv")
         fuse(graph, list(recorder.multi_convs.values()))
@@ -389,10 +382,7 @@ class _Around(torch.nn.Module):
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error if the forward removed a buffer or replaced its tensor.
-
-    The device holds the first one.
-    """
+    """Error if the forward removed a buffer or replaced its tensor: the device holds the first."""
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():
         if name not in after:
@@ -406,3 +396,36 @@ def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> N
                 f" This is not supported. Consider using self.{name}.copy_(src) to copy data from a"
                 " source tensor, where src is the name of the source tensor."
             )
+
+
+# -- The dtypes of PopTorch's optimiser states, and the storages that they merge ---
+
+
+def set_optimizer_dtypes(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
+    """Give states and accumulators the dtypes that a PopTorch optimiser stores them in.
+
+    If one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+    """
+    if accumulates_in_velocity(optimizer):
+        _join_velocities_to_accumulators(graph)
+    dtypes: dict[int, str] = {}  # by storage
+    for storage in graph.storages.values():
+        if storage.parameter < 0:
+            continue
+        dtype = state_dtype(optimizer, storage.name.rpartition("/")[2])
+        if dtype is not None:
+            storage.dtype = dtypes[storage.id] = str(dtype).removeprefix("torch.")
+    for value in graph.values.values():
+        value.dtype = dtypes.get(value.storage, value.dtype)
+
+
+def _join_velocities_to_accumulators(graph: Graph) -> None:
+    storages = graph.storages
+    accumulators = {s.parameter: s.id for s in storages.values() if s.role == Role.ACCUMULATOR}
+    velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
+    joined: dict[int, int] = {}
+    for velocity in velocities:
+        if storages[velocity].parameter in accumulators:
+            joined[velocity] = accumulators[storages.pop(velocity).parameter]
+    for value in graph.values.values():
+        value.storage = joined.get(value.storage, value.storage)

@@ -1,8 +1,7 @@
 """Several instances of one script: started, monitored and ended by torchrun.
 
-`torch.distributed.launcher` starts the processes, prefixes their lines, forwards signals, and ends
-all of them when one has failed. Hosts find each other by torchrun's rendezvous options, which keep
-their names.
+`torch.distributed.launcher` starts the processes, prefixes their lines, forwards signals, and
+ends all of them when one has failed. Hosts meet by torchrun's rendezvous options.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _CHILD = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be launched: so many instances on all hosts, with so many replicas together."""
+    """What to launch: ``instances`` on all hosts, with ``replicas`` together."""
 
     instances: int
     replicas: int
     ipus_per_replica: int = 1
     hosts: int = 1
-    host: int | None = None  # which of them this is; None: in the order in which they come
+    host: int | None = None  # which of them this is; None: in order of arrival
     backend: str = "c10d"
     endpoint: str = ""  # where the hosts meet; this machine alone needs none
     run_id: str = ""
@@ -50,7 +49,7 @@ class Wanted:
     local_address: str | None = None
 
     def check(self) -> None:
-        """UsageError where instances cannot have as many replicas each, or hosts instances."""
+        """UsageError if replicas do not divide among instances, or instances among hosts."""
         if self.replicas % self.instances:
             raise UsageError(
                 f"{self.instances} instances do not divide {self.replicas} replicas: each instance"
@@ -96,8 +95,7 @@ def wanted(args: argparse.Namespace) -> Wanted:
 def launch(asked: Wanted, program: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the program of these words in every instance of this host; returns the exit status.
 
-    0 if all ended well, else that of the first that failed (128 + the signal that killed it). Error
-    if the hosts do not connect.
+    0, or that of the first that failed (128 + its signal). Error if the hosts do not connect.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -153,7 +151,7 @@ def _configuration(asked: Wanted, logs: str) -> LaunchConfig:
     if asked.backend == "static":
         settings |= {"rank": asked.host or 0}
     elif asked.host is not None or (asked.hosts == 1 and asked.endpoint):
-        # who is to open the port says so where it is taken, and does not join whatever is there
+        # the host that opens the port reports if it is taken, and joins nothing that is there
         settings.setdefault("is_host", str(not asked.host))
     settings.setdefault("timeout", 300)
     return Configuration(

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from ipu_exec.commands.program import Program
-from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, WARNING
+from ipu_exec.commands.program import NOTHING_WRAPPED, WARNING, Program
 from ipu_exec.errors import Error
-from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
@@ -29,10 +28,9 @@ _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
 def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks, or of its model's layers, on that many IPUs.
+    """The path of a placement of the script's Blocks, or layers, on that many IPUs.
 
-    The file exists as long as this process. Error if the script does not compile or no such split
-    can run.
+    The file lasts as long as this process. Error if the script does not compile or nothing fits.
     """
     from ipuscope.planner.advice.relief import fewest_changes
     from ipuscope.planner.costs.profile_costs import Costs
@@ -66,7 +64,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
         raise Error(f"--num-ipus {ipus}: {problems}{_more_samples(costs, ipus)}")
     path = os.path.join(folder.name, "placement.json")
     _write(path, costs, split, modules)
-    for line in _said(costs, split, ipus, modules):
+    for line in _choice_lines(costs, split, ipus, modules):
         print(line, file=sys.stderr)
     return path
 
@@ -99,7 +97,7 @@ def _more_samples(costs: Costs, ipus: int) -> str:
 
 
 def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:
-    """Where the profile of a compile of the script is, for the costs of so many stages' Blocks."""
+    """The path of the profile of a compile of the script, with so many stages' Blocks."""
     child = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", child, "--compile-only", "--profile-dir", folder]
     # What this process imports from where, its child does too, wherever it was started.
@@ -134,7 +132,7 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
 
 
 def _relayed(process: subprocess.Popen[str], say: Say) -> str:
-    """What a compile writes to standard error; its progress, and what `ipu-run` says, goes on."""
+    """A compile's standard error; its progress, and what `ipu-run` reports, is passed on."""
     lines, told = [], False
     assert process.stderr is not None
     for line in process.stderr:
@@ -159,8 +157,8 @@ def _last_words(stderr: str) -> str:
 def quickest(costs: Costs, ipus: int) -> Split:
     """The fastest split onto that many IPUs, one stage each or with one that comes back.
 
-    The search is that of `ipu-report rebalance`: what overflows is never chosen while another fits.
-    ValueError if no split fits.
+    `ipu-report rebalance`'s search: nothing that overflows while another fits; ValueError if
+    none.
     """
     from ipuscope.planner.search.split_search import best_split, quickest_split, returning
 
@@ -193,7 +191,7 @@ def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> Non
         json.dump(content, file)
 
 
-def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
+def _choice_lines(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
     """The choice, and the script lines for it."""
     from ipuscope.planner.predict.memory_verdict import Answer
 
@@ -220,11 +218,11 @@ def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iter
         return
     ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
     chosen = list(range(len(costs)))
-    said = "these lines put them into the script"
+    what = "these lines put them into the script"
     if len(chosen) > _MOST_BLOCK_LINES:
         chosen = list(assignment.starts)
-        said = f"it has {len(costs)} parts to begin one, of which these lines begin the stages"
-    yield f"ipu-run: the model names no Blocks; {said}, before it is wrapped (model: your module):"
+        what = f"it has {len(costs)} parts to begin one, of which these lines begin the stages"
+    yield f"ipu-run: the model names no Blocks; {what}, before it is wrapped (model: your module):"
     blocks, ipus_of = [costs.names[k] for k in chosen], [ipu_of[k] for k in chosen]
     lines = script_lines(blocks, ipus_of, costs.micro_batches, costs.training)
     yield from (f"  {line}" for line in lines)

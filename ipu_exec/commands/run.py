@@ -1,9 +1,8 @@
 """`ipu-run`: run an unmodified PopTorch script on modelled IPUs.
 
-Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its options
-(`ipu_exec.popart`), and ``pva`` is `ipuscope.profiler.pva`; nothing else differs from ``python
-script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, and tracebacks that begin in the
-script.
+In the process ``poptorch`` is `ipu_exec`, ``popart`` is `ipu_exec.popart`, ``pva`` is
+`ipuscope.profiler.pva`. All else is as with ``python script.py``: ``__main__``, ``sys.argv``,
+``sys.path``, exit codes, and tracebacks that begin in the script.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from ipu_exec.base.stand_in import stand_in
 from ipu_exec.base.user_tracebacks import hide
 from ipu_exec.commands import launch as launching
 from ipu_exec.commands.num_ipus import placement_for
-from ipu_exec.commands.program import Program, read
-from ipu_exec.commands.unwrapped import (
+from ipu_exec.commands.program import (
     NOTHING_WRAPPED,
+    Program,
     anything_wrapped,
     at_the_first_step_of_training,
+    read,
 )
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
-from ipu_exec.option_groups.environment import (
+from ipu_exec.option_groups.engine_options import (
     COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
 
 
 def run(args: argparse.Namespace, prog: str) -> int:
-    """Run a script; 1 where it raised, or wrapped no model though something of one was asked for.
+    """Run a script; 1 if it raised, or an option needs a wrapped model and it wrapped none.
 
-    A ``SystemExit`` of the script goes through, but for one that says all is well where it is not.
+    The script's ``SystemExit`` passes through, unless it says that all is well and it is not.
     """
     if args.module is not None:
         stand_in()  # finding a module imports the packages that it lies in
@@ -113,8 +113,7 @@ def _not_planned(program: Program) -> int:
 def run_instance(argv: Sequence[str]) -> int:
     """Run a program as one instance that torchrun started: its words, and its arguments.
 
-    Where it stopped because another instance did, it waits to be ended, so that the traceback of
-    the one that failed stands alone.
+    If another instance failed, it waits to be ended, so that only that one's traceback shows.
     """
     tell_as_open_mpi()
     stand_in()
@@ -125,10 +124,9 @@ def run_instance(argv: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> NoReturn:
-    """End with this status, even if gloo's threads fail when another instance is gone already.
+    """End with this status, even if gloo's threads fail because another instance is gone.
 
-    Python's threads end and its exit handlers run; C++'s are skipped, because they may abort the
-    process ("terminate called without an active exception").
+    Python's threads and exit handlers run; C++'s are skipped, as they may abort the process.
     """
     if not status:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -207,8 +205,8 @@ def run_program(
 ) -> int:
     """Run it as ``python script arguments``, or ``python -m module arguments``, would.
 
-    Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
-    error. Where it wrapped no model it says so, and gives 1 if one was ``asked`` for.
+    Returns 1 if it raised, after ``before_traceback`` and the traceback. If it wrapped no model
+    it says so, and returns 1 if one was ``asked`` for.
     """
     main = program.enter(list(arguments))
     at_the_first_step_of_training(str(program))
@@ -235,7 +233,7 @@ def run_program(
 
 
 def _wrapped_nothing(asked: bool) -> bool:
-    """Whether the script imported torch, or was to, but none of its models ran as on IPUs."""
+    """Whether the script imported torch, or should have, but none of its models ran on IPUs."""
     return (asked or "torch" in sys.modules) and not anything_wrapped()
 
 

@@ -26,10 +26,7 @@ _MOST_ROWS = 6  # of a table in the error of what does not fit
 
 @dataclass(frozen=True)
 class Executable:
-    """The results of all passes for a model: its placement, its costs and its tile memory.
-
-    `ipu_exec.compiler.rows.profile_rows` makes the rows of its profile.
-    """
+    """All passes' results for a model; `ipu_exec.compiler.rows.profile_rows` makes its profile."""
 
     graph: Graph
     placement: Placement
@@ -39,9 +36,8 @@ class Executable:
     target: Target
     options: CompileOptions
     settings: Mapping[str, Any] = field(default_factory=dict)  # the user's options, dotted names
-    contents: tuple[
-        bool | int | float, ...
-    ] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+    # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+    contents: tuple[bool | int | float, ...] = ()
 
     @property
     def variables(self) -> list[records.Variable]:
@@ -79,26 +75,23 @@ class Executable:
                 f" and an IPU has {units.size(ipu_bytes)}. Cut its tensors over several IPUs"
                 " (Options.tensorSharding), or make it more Blocks"
             )
-        # as many as would hold it if each took its share: a power of two, and more than now
+        # as many as would have room if each took its share: a power of two, and more than now
         times = ceil(log2((over.limit + over.bytes_over) / over.limit))
         more = 2 ** max(1, times) * self.placement.attached_ipus
         return f"Or spread the model over {more} IPUs: ipu-run --num-ipus {more} SCRIPT"
 
     def check_memory(self, profile_path: str = "") -> None:
-        """Raise OutOfMemoryError if a tile's contents exceed its memory.
-
-        ``profile_path`` is where the profile was written, for the message.
-        """
+        """Raise OutOfMemoryError, with ``profile_path``, if a tile's contents exceed its memory."""
         over = self.overflow
         if over is None:
             return
-        held, shared = over.contents, self.options.replicas > 1
+        on_tile, shared = over.contents, self.options.replicas > 1
         names = [block.name for block in self.graph.blocks]
         blocks = overflow.block_bytes(self.variables, names, over.ipu)
         an_ipu = units.size(self.target.tiles * self.target.bytes_per_tile)
         tables = (
-            ("by kind, on that tile then:", held.kinds),
-            ("the largest things there:", held.largest),
+            ("by kind, on that tile then:", on_tile.kinds),
+            ("the largest things there:", on_tile.largest),
             (f"the Blocks of IPU {over.ipu}, each by itself (an IPU has {an_ipu}):", blocks),
         )
         where = (
@@ -110,16 +103,13 @@ class Executable:
         lines = [
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({step}):"
             f" it {what_it_needs(over.bytes_over, over.limit, over.what)};"
-            f" {held.always_live / 1024:,.1f} KiB are always live",
+            f" {on_tile.always_live / 1024:,.1f} KiB are always live",
             *(line for title, rows in tables if rows for line in _table(title, rows)),
             f"{where}. Give the stage fewer Blocks, lower the micro-batch size or"
             " setAvailableMemoryProportion, or keep optimiser state off the chip"
             f"{' or in parts on replicas' * shared}. {self._more_ipus(over, blocks)}",
         ]
-        raise OutOfMemoryError(
-            "\n".join(lines),
-            profile_path=profile_path,
-        )
+        raise OutOfMemoryError("\n".join(lines), profile_path=profile_path)
 
 
 def _table(title: str, rows: Sequence[tuple[str, int]]) -> list[str]:

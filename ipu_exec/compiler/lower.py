@@ -1,20 +1,21 @@
 """Lowering: plans every operator on its stage and so decides the layout of every storage.
 
-Operators are planned in program order. A plan sets the layouts of its operands and results, and the
-first plan to set a storage's layout decides it. A storage that no plan decides is linear, a copy on
-another stage has its original's layout, and accumulators and optimiser state have their weight's.
+Operators are planned in program order; the first plan to set a storage's layout decides it. A
+storage that no plan decides is linear, a copy on another stage has its original's layout, and
+accumulators and optimiser state have their weight's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from ipu_exec.compiler.emission.bodies import widened
 from ipu_exec.compiler.emission.host_streams import inputs_by_stage, outputs_by_stage
-from ipu_exec.compiler.linear_starts import one_after_another
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement.locations import Shard
 from ipu_exec.compiler.placement.place import Placement
@@ -37,10 +38,7 @@ def lower_graph(
     machines: Sequence[Machine],
     options: CompileOptions,
 ) -> TileMapping:
-    """The pass: plan every operator. ``machines`` has one machine per IPU.
-
-    Raises LoweringError with the operator's source line where it has no lowering.
-    """
+    """The pass: plan every operator. ``machines`` has one machine per IPU."""
     lowering = _Lowering(graph, placement, residency, machines, options)
     lowering.forward_and_backward()
     lowering.updates()
@@ -105,7 +103,7 @@ class _Layouts:
     def _in_slices(self, storage_id: int) -> Layout:
         """The layout of a weight of a serialised product: every slice lies over all tiles.
 
-        Its products decide it, each for its slice, and not the embedding that reads it first
+        Its products decide it, each for its slice, not the embedding that reads it first
         ([POPART, willow/src/popx/op/tiedgatherx.cpp], TiedGatherOpx: inputCreatorPriority).
         """
         layout = self._linear(storage_id)
@@ -155,9 +153,8 @@ class _Lowering:
             if state.role == Role.OPTIMISER_STATE and state.id in placement.home:
                 self.states.setdefault(placement.home[state.id], []).append(state.id)
         self.plans: dict[int, Plan] = {}
-        self.wide: dict[
-            int, tuple[Plan, Plan]
-        ] = {}  # by id: a plan, and the same with vectors over all tiles
+        # by id: a plan, and the same with vectors over all tiles
+        self.wide: dict[int, tuple[Plan, Plan]] = {}
 
     # -- the order of the program ---
 
@@ -190,10 +187,7 @@ class _Lowering:
             self.layouts.decide(state, stage)
 
     def unused(self) -> None:
-        """Lay out the storages that no operator uses.
-
-        They are host inputs and outputs, and tensors that pass through a stage.
-        """
+        """Lay out storages that no operator uses: host inputs and outputs, tensors passing by."""
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
                 for storage in storages:
@@ -239,10 +233,7 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator and record the layouts of its operands.
-
-        With ``shard`` it runs on this replica's part of the weight.
-        """
+        """Plan an operator, on this replica's ``shard`` if given, and record its layouts."""
         machine = self._machine(op, self.placement.ipus[stage])
         spec = self._spec(op, stage, shard)
         try:
@@ -310,8 +301,8 @@ class _Lowering:
     ) -> Operand:
         value = self.graph.values[value_id]
         storage = self.graph.storages[value.storage]
-        # a plan asks only whether something stays: a layer that is run again in the backward is the
-        # same operators
+        # a plan asks only if something stays: a layer that the backward runs again is the same
+        # operators
         role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
         if shard is not None and prod(value.shape) == shard.of_elements:
             layout = shard.layout(value.dtype) if placed else None
@@ -320,3 +311,59 @@ class _Lowering:
         return Operand(
             value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role
         )
+
+
+# -- Where weights begin that no operator lays out: biases, and the parameters of norms ---
+# Poplibs maps a tensor linearly from tile 0 on; PopART then turns each so that it begins where
+# the last one on its IPU ended ([POPART, willow/src/popx/linearmapper.cpp], LinearMapper), since
+# the small parameters of every layer would pile up on the same tiles. Here they go on from one
+# IPU to the next: where one begins does not depend on the split, and the profile of a split tells
+# the memory of another. No operator's cycles depend on it, and equal layers have equal plans.
+# Storages off the chip come to where equal tensors come to, so that their transfers share code.
+#
+
+LINEAR = "linear"
+Layouts = Mapping[tuple[int, int], Layout]
+
+
+def one_after_another(graph: Graph, away: Container[int], layouts: Layouts) -> Layouts:
+    """``layouts``, by (storage, stage), with each linear weight behind the last.
+
+    States stay with their weight, storages off the chip (``away``) as they are.
+    """
+    at_home = {key: layout for key, layout in layouts.items() if key[0] not in away}
+    starts = _starts(graph, at_home)
+    moved = dict(layouts)
+    for (storage, stage), layout in at_home.items():
+        parameter = graph.storages[storage].parameter
+        start = starts.get(parameter if parameter >= 0 else storage)
+        if start is not None and _is_linear(layout):
+            moved[storage, stage] = _from(layout, start)
+    return moved
+
+
+def _starts(graph: Graph, layouts: Layouts) -> dict[int, int]:
+    """The first tile of each linear weight."""
+    starts: dict[int, int] = {}
+    following = 0
+    for storage, stage in sorted(layouts):
+        layout = layouts[storage, stage]
+        weight = graph.storages[storage].role in (Role.WEIGHT, Role.BUFFER)
+        if weight and _is_linear(layout) and storage not in starts:
+            starts[storage] = following
+            used = int(np.count_nonzero(layout.bytes))
+            following = (following + used) % len(layout.bytes)
+    return starts
+
+
+def _is_linear(layout: Layout) -> bool:
+    return isinstance(layout.key, tuple) and layout.key[0] == LINEAR
+
+
+def _from(layout: Layout, start: int) -> Layout:
+    """A linear layout from another first tile on; the last part of its key is the first tile."""
+    assert isinstance(layout.key, tuple)
+    *rest, before = layout.key
+    nbytes = np.roll(layout.bytes, start - before)
+    nbytes.setflags(write=False)
+    return Layout((*rest, start), nbytes)

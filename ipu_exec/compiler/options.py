@@ -1,7 +1,4 @@
-"""The compiler's own options, the only ones that the passes know.
-
-PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_options`.
-"""
+"""The compiler's own options, from PopTorch's (`ipu_exec.session.compile_options`)."""
 
 from __future__ import annotations
 
@@ -66,7 +63,7 @@ class StrategyOptions:
         return next((stage.recompute for stage in self.stages if stage.blocks[0] in blocks), None)
 
     def keeps_state_off_chip(self, blocks: Sequence[str]) -> bool | None:
-        """Whether the stage keeps its optimiser state off the chip; None if it does not say."""
+        """Whether the stage stores its optimiser state off the chip; None: no setting."""
         stages = (stage for stage in self.stages if stage.blocks[0] in blocks)
         return next((stage.state_off_chip for stage in stages), None)
 
@@ -81,8 +78,7 @@ class StrategyOptions:
 class Location:
     """Where one kind of tensor is stored while nothing uses it.
 
-    The minimum numbers of elements are PopART's defaults
-    [POPART, willow/include/popart/sessionoptions.hpp].
+    Minimum elements: PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False
@@ -118,17 +114,14 @@ class Locations:
         )
 
     def sharded(self, storage: Storage) -> bool:
-        """Whether each replica only keeps its part of the tensor."""
+        """Whether each replica has only its part of the tensor."""
         location = self._of(storage)
         if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
 
     def over_io_tiles(self, storage: Storage, to_store: bool) -> bool:
-        """Whether I/O tiles load the tensor, or store it.
-
-        What a stage reads of others, and gradients on their way, are as activations.
-        """
+        """Whether I/O tiles load (store) it; other stages' results and gradients as activations."""
         location = self._of(storage) or self.activation
         return location.io_tiles_store if to_store else location.io_tiles_load
 
@@ -190,9 +183,8 @@ class CompileOptions:
     def host_latency(self) -> float:
         """Seconds before a transfer's first byte.
 
-        The latency is 0 if the host has the data ready: from two micro-batches on, a transfer only
-        takes the time of its bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end
-        of a copy vanish there; that this is all of the latency is an estimate). The buffers are the
-        host's.
+        0 if the host has the data ready: from two micro-batches in its buffers on, a transfer
+        takes only the time of its bytes (PopTorch's guide, 'Prefetch and multibuffering': begin
+        and end of a copy vanish there; that this is all of the latency is an estimate).
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

@@ -112,8 +112,7 @@ def stage_costs(
 def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
     """The groups of IPUs that sync with the host together (PopART's guide, 'Sync patterns').
 
-    All together, each alone, or two groups of every other IPU, the sides of the ladder. Empty if
-    all sync together.
+    Each alone, or two groups of every other IPU, the sides of the ladder; empty if all together.
     """
     if pattern is SyncPattern.SinglePipeline:
         return tuple(range(ipus))
@@ -121,10 +120,7 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
 
 
 def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) -> Phases:
-    """The facts that phased execution's schedule needs besides the costs.
-
-    Within a phase a stage waits for the stages whose results it receives.
-    """
+    """What phased schedules need besides costs: a stage waits for those it receives from."""
     stages = range(len(placement.stages))
 
     def cycles_of(task: int) -> tuple[int, ...]:
@@ -214,8 +210,8 @@ def timeline(
                 schedule_types.TASKS[IDLE],
             )
         )
-    # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see
-    # `sharded`.
+    # a copy or sync that an IPU has no body for (nothing crosses it) is not scheduled on it:
+    # `sharded`
     parts = schedule.part if schedule.part is not None else np.zeros_like(schedule.kind)
     keys = zip(
         schedule.kind.tolist(),

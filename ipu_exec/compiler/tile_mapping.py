@@ -1,7 +1,4 @@
-"""The tile mapping of every storage, stage by stage, and its bytes on each tile.
-
-`ipu_exec.compiler.lower` decides the layouts.
-"""
+"""The tile mapping of every storage by stage, as `ipu_exec.compiler.lower` decides it."""
 
 from __future__ import annotations
 
@@ -72,7 +69,7 @@ class TileMapping:
     # -- tensors that are not whole on the chip ---
 
     def shard(self, weight: int, stage: int) -> Shard:
-        """A replica's shard of a weight of which each keeps, or updates, a part."""
+        """A replica's shard of a weight that is stored, or updated, in parts."""
         whole = self.layout(weight, stage) or self.linear(weight)
         return Shard.of(self.graph.storages[weight], whole, self.replicas)
 
@@ -87,16 +84,13 @@ class TileMapping:
         return Use(f"{storage.name}/part", Role.TEMPORARY, nbytes, first, last)
 
     def stored(self, storage: int, stage: int) -> np.ndarray:
-        """Bytes on each tile of the part of a storage that this replica keeps."""
+        """Bytes on each tile of the part of a storage that this replica stores."""
         if storage in self.residency.parted_weights:
             return self.machine.whole(self.part(storage, stage).bytes)
         return self.machine.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
 
     def reduced_late(self, gradient: int) -> bool:
-        """Whether a gradient is reduced weight by weight, during the update.
-
-        An accumulator that is only on the chip during the update is, too.
-        """
+        """Whether a gradient, as an accumulator off the chip, is reduced in its weight's update."""
         places = self.residency.places
         waits = gradient in (self.residency.moving if self.placement.phases else places.remote)
         accumulates = self.graph.storages[gradient].role == Role.ACCUMULATOR

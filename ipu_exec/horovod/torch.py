@@ -1,8 +1,8 @@
 """``horovod.torch`` on the host: tensors exchanged between the instances of a script, over gloo.
 
-For initial weights, losses and metrics. A training call itself performs the exchanges between
-replicas on IPUs. Without ``poprun`` or ``ipu-run --instances`` there is one instance, and nothing
-is exchanged. Sums are in the order of the instances, so that all of them have the same bits.
+For initial weights, losses and metrics; a training call itself exchanges gradients on IPUs.
+Without ``poprun`` or ``ipu-run --instances`` there is one instance, and nothing is exchanged.
+Sums are in the order of the instances, so that all of them have the same bits.
 """
 
 from __future__ import annotations

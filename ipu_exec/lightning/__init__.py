@@ -9,8 +9,7 @@
     Trainer(accelerator="ipu", devices=8).fit(model)
 
 ``IPUStrategy``, ``IPUAccelerator`` and ``IPUPrecision`` of this module belong to
-``lightning.pytorch`` where that is installed; `names` gives those of the other. docs/lightning.md
-says what is counted how.
+``lightning.pytorch`` if that is installed; `names` gives those of the other. See docs/lightning.md.
 """
 
 from functools import partial as _partial

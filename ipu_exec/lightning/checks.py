@@ -19,10 +19,7 @@ _BESIDE = (
 
 
 def check_module(lib: Library, trainer: Any) -> None:
-    """Raises MisconfigurationException for a LightningModule that cannot be compiled.
-
-    Warns of hooks that work but are not in the profile.
-    """
+    """MisconfigurationException for what cannot be compiled; warns of hooks not in the profile."""
     module = trainer.lightning_module
     if trainer.state.fn != lib.TrainerFn.FITTING:
         return
@@ -53,7 +50,7 @@ def moves_batches(lib: Library, trainer: Any) -> bool:
 
 
 def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
-    """Raises MisconfigurationException unless there is one optimiser, of the module's weights."""
+    """MisconfigurationException unless there is one optimiser, of the module's weights."""
     name = type(trainer.lightning_module).__name__
     own = {id(weight) for weight in trainer.lightning_module.parameters()}
     if len(optimizers) > 1:
@@ -71,7 +68,7 @@ def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
 
 
 def check_options(lib: Library, options: Options, kind: str) -> None:
-    """Raises MisconfigurationException for options that a Trainer cannot honour."""
+    """MisconfigurationException for options that a Trainer cannot honour."""
     if options.anchored_tensors:
         raise lib.MisconfigurationException(
             f"{kind}: anchorTensor keeps a tensor for getAnchoredTensor of a poptorch model, which"
@@ -85,10 +82,7 @@ def check_options(lib: Library, options: Options, kind: str) -> None:
 
 
 def check_accumulation(lib: Library, options: Options, asked: int) -> int:
-    """Micro-batches of a weight update, by ``training_opts`` and accumulate_grad_batches.
-
-    Error where the two disagree.
-    """
+    """Micro-batches of a weight update; Error if ``training_opts`` and ``asked`` disagree."""
     own = int(options.Training.gradient_accumulation)
     if own > 1 and asked > 1 and own != asked:
         raise lib.MisconfigurationException(
@@ -99,7 +93,7 @@ def check_accumulation(lib: Library, options: Options, asked: int) -> int:
 
 
 def warn_of_device_iterations(lib: Library, options: Options, schedulers: list[Any]) -> None:
-    """Warn that on hardware a call keeps the learning rates it began with."""
+    """Warn that on hardware a call uses the learning rates it began with."""
     steps = [config for config in schedulers if config.interval == "step"]
     if options.device_iterations > 1 and steps:
         lib.rank_zero_warn(

@@ -1,7 +1,7 @@
 """The parts of Lightning that are needed, from the package that a script imports.
 
-``lightning`` and ``pytorch_lightning`` are two copies of the same code whose classes are unrelated.
-Everything here is therefore looked up in one of them, when a script uses it.
+``lightning`` and ``pytorch_lightning`` are copies of the same code with unrelated classes:
+everything is looked up in one of them, when a script uses it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``self.log`` inside a step: collected apart from Lightning's results, then passed to them.
 
-While a step is captured its values are not numbers, and on several replicas each has its own. In
-both cases what is logged is collected; values of replicas are then combined by each value's
-``reduce_fx``, as one device would show it for the same samples.
+Values are collected while a step is captured, when they are not numbers, and on several replicas,
+whose values are then combined by ``reduce_fx``, as on one device with the same samples.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def collected(trainer: Any) -> Iterator[list[Logged]]:
         entries.append(Logged(fx, name, value, cache, settings))
 
     def reset(**about: Any) -> None:
-        """What a new epoch forgets, it forgets when the values are given."""
+        """Do nothing: what a new epoch forgets, `give` forgets."""
 
     connector = trainer._logger_connector
     current = connector._current_fx
@@ -84,7 +83,7 @@ def _results(trainer: Any) -> Any:
 
 @contextlib.contextmanager
 def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]:
-    """Inside, ``self.log`` of a predict_step goes to ``results``: Lightning's loop keeps none."""
+    """Inside, ``self.log`` of a predict_step goes to ``results``: Lightning's loop drops them."""
 
     def log(
         name: str,
@@ -130,11 +129,10 @@ def log_predictions(trainer: Any, results: Any) -> None:
     connector.log_metrics(metrics["log"], step=trainer.global_step)
 
 
-def keep_on_host(lib: Library, trainer: Any) -> None:
-    """Spare a Trainer the search for logged tensors that are on another device: none is.
+def spare_device_search(lib: Library, trainer: Any) -> None:
+    """Spare a Trainer the search for logged tensors on another device: there are none.
 
-    Lightning looks through all that a metric holds at each ``self.log``, which takes as long as
-    several layers of a small model.
+    Searching a metric's tensors at each ``self.log`` takes as long as several small layers.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loops = (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)

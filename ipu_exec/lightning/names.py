@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ipu_exec.lightning.accelerator import AcceleratorOnIpu
 from ipu_exec.lightning.library import Library, library
-from ipu_exec.lightning.precision import PrecisionOnIpu
+from ipu_exec.lightning.precision import AcceleratorOnIpu, PrecisionOnIpu
 from ipu_exec.lightning.strategy import StrategyOnIpu
 
 
@@ -25,10 +24,7 @@ class Names:
 
 
 def names(package: str) -> Names:
-    """The classes for ``package``, one of `ipu_exec.lightning.library.PACKAGES`, built once.
-
-    They are registered there.
-    """
+    """The classes for ``package`` (`ipu_exec.lightning.library.PACKAGES`), registered there."""
     importlib.import_module(package)  # first: whoever waits for that asks for the names too
     return _made(package)
 
@@ -72,8 +68,7 @@ def _around(connector: Any, name: str) -> Callable[[_Method], None]:
 def _connect(lib: Library, made: Names) -> None:
     """Make a Trainer combine accelerator, strategy and precision.
 
-    Lightning's registries only know names; its connector decides which strategy and precision an
-    accelerator takes, and only for its own ones.
+    Lightning's connector only does so for its own accelerators; registries only have names.
     """
     connector = lib.AcceleratorConnector
 

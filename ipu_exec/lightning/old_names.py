@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from ipu_exec.lightning.accelerator import AUTO_DEVICES
 from ipu_exec.lightning.library import PACKAGES, installed, library
 from ipu_exec.lightning.names import Names, names
-from ipu_exec.lightning.precision import PRECISIONS
+from ipu_exec.lightning.precision import AUTO_DEVICES, PRECISIONS
 
 
 class StepByStage(torch.nn.Module):
@@ -51,11 +50,11 @@ def graphcore(module: str) -> Mapping[str, Any]:
     return own
 
 
-def _classes(found: Names) -> dict[str, Any]:
+def _classes(made: Names) -> dict[str, Any]:
     return {
-        "IPUAccelerator": found.IPUAccelerator,
-        "IPUPrecision": found.IPUPrecision,
-        "IPUStrategy": found.IPUStrategy,
+        "IPUAccelerator": made.IPUAccelerator,
+        "IPUPrecision": made.IPUPrecision,
+        "IPUStrategy": made.IPUStrategy,
     }
 
 
@@ -85,20 +84,20 @@ def restore(package: str) -> None:
 _WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}
 
 
-def _choose_ipus(lib: Any, found: Names) -> None:
+def _choose_ipus(lib: Any, made: Names) -> None:
     """Have ``accelerator="auto"`` mean "ipu", as up to 2.0, unless the strategy is another's."""
     connector = lib.AcceleratorConnector
     plain = connector._choose_auto_accelerator
 
     def choose(self: Any) -> str:
         strategy = self._strategy_flag
-        ours = strategy in ("auto", found.IPUStrategy.strategy_name)
-        return "ipu" if ours or isinstance(strategy, found.IPUStrategy) else plain()
+        ours = strategy in ("auto", made.IPUStrategy.strategy_name)
+        return "ipu" if ours or isinstance(strategy, made.IPUStrategy) else plain()
 
     connector._choose_auto_accelerator = choose
 
 
-def _old_words(trainer: Any, found: Names, lib: Any) -> None:
+def _old_words(trainer: Any, made: Names, lib: Any) -> None:
     """``Trainer(ipus=8)``, ``Trainer(plugins=IPUPlugin(...))``, and the warning of idle IPUs."""
     plain = trainer.__init__
 
@@ -109,13 +108,13 @@ def _old_words(trainer: Any, found: Names, lib: Any) -> None:
             kwargs.setdefault("devices", ipus)
         plugins = kwargs.get("plugins")
         plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins]
-        strategies = [plugin for plugin in plugins if isinstance(plugin, found.IPUStrategy)]
+        strategies = [plugin for plugin in plugins if isinstance(plugin, made.IPUStrategy)]
         if strategies:
             kwargs["strategy"] = strategies[0]
             others = [plugin for plugin in plugins if plugin not in strategies]
             kwargs["plugins"] = others or None
         plain(self, *args, **kwargs)
-        if not isinstance(self.accelerator, found.IPUAccelerator):
+        if not isinstance(self.accelerator, made.IPUAccelerator):
             lib.rank_zero_warn(
                 "IPU available but not used. Set `accelerator` and `devices` using"
                 f" `Trainer(accelerator='ipu', devices={AUTO_DEVICES})`."

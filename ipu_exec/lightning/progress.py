@@ -1,7 +1,4 @@
-"""Additions to Lightning's progress bar: compiling, then samples a second.
-
-The rate is shown as modelled and as measured on this host.
-"""
+"""Additions to Lightning's progress bar: compiling, then modelled and measured samples a second."""
 
 from __future__ import annotations
 

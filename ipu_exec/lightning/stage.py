@@ -10,11 +10,15 @@ from typing import Any
 import torch
 
 from ipu_exec.base import host_clock
-from ipu_exec.capture.control_flow import path
-from ipu_exec.errors import PipelineDepthError, UsageError
+from ipu_exec.base.structures import joined
+from ipu_exec.capture.control_flow import path, read_contents
+from ipu_exec.capture.step import capture
+from ipu_exec.compiler.placement import place
+from ipu_exec.errors import ContentError, PipelineDepthError, UsageError
 from ipu_exec.lightning.logged import Logged, collected, give
 from ipu_exec.lightning.step import StepModule, loss_of
 from ipu_exec.options import Options
+from ipu_exec.session.compile_options import strategy_options
 from ipu_exec.session.stepped import SteppedExecutor
 
 logger = logging.getLogger("ipu_exec")
@@ -26,11 +30,9 @@ Shapes = tuple[tuple[torch.dtype, torch.Size], ...]
 class StageModel:
     """Training, validation, test or prediction.
 
-    Lightning's loop computes numbers through `run`, and executors say what an IPU would need for
-    them.
-
-    ``options``: from micro-batches of a weight update to the options to compile with.
-    ``around_compiling``: entered while it compiles. ``ends_script``: as `SteppedExecutor` has it.
+    Lightning's loop computes numbers through `run`; executors say what an IPU would need for
+    them. ``options``: from micro-batches of a weight update to compile options.
+    ``around_compiling``: entered while compiling. ``ends_script``: see `SteppedExecutor`.
     """
 
     def __init__(
@@ -73,24 +75,23 @@ class StageModel:
         self, tensors: list[torch.Tensor], accumulation: int, shapes: Shapes
     ) -> SteppedExecutor:
         """The compiled executor for a micro-batch like this one, which has these shapes."""
-        known = self._last.get((accumulation, shapes))
-        if known is self._looked_at and known is not None and self._state() == self._seen:
-            return known
-        if known is None:
-            known = self._another(shapes, accumulation)
-            self._compile(known, tensors, accumulation, shapes)
-        elif self._compile(known, tensors, accumulation, shapes):
-            self._forget(known)
-        self.executor = self._last[accumulation, shapes] = known
+        executor = self._last.get((accumulation, shapes))
+        if executor is self._looked_at and executor is not None and self._state() == self._seen:
+            return executor
+        if executor is None:
+            executor = self._another(shapes, accumulation)
+            self._compile(executor, tensors, accumulation, shapes)
+        elif self._compile(executor, tensors, accumulation, shapes):
+            self._forget(executor)
+        self.executor = self._last[accumulation, shapes] = executor
         self._weights = list(self.step.parameters())
-        self._looked_at, self._seen = known, self._state()
-        return known
+        self._looked_at, self._seen = executor, self._state()
+        return executor
 
     def _state(self) -> tuple[Any, ...]:
-        """The state compiled into a step that may change from one step to the next.
+        """The compiled-in state that may change from step to step.
 
-        The executor checks more, such as the optimiser's structure. That is done once an epoch,
-        because it takes as long as a small model's forward.
+        The executor checks more (optimiser structure) once an epoch: that takes a forward's time.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
         trained = [weight.requires_grad for weight in self._weights]
@@ -126,7 +127,7 @@ class StageModel:
         accumulation: int,
         shapes: Shapes,
     ) -> bool:
-        """Compile if necessary; returns whether it was."""
+        """Compile if necessary; returns whether it did."""
         before = executor.executable
         # anomalies are looked for in numbers, and there are none yet
         plainly = torch.autograd.set_detect_anomaly(False)
@@ -165,18 +166,18 @@ class StageModel:
     ) -> Any:
         """Compute the step for the micro-batch of each replica; returns the result of one device.
 
-        ``parts``: arguments of the step. What is logged goes to Lightning's results.
-        ``until_backward``: closed by the caller after the backward of a training step.
+        ``parts``: the step's arguments. The caller closes ``until_backward`` after the backward.
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
-        shapes = _shapes(tensors)  # of every replica: they share a batch equally
+        # of every replica: they share a batch equally
+        shapes = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
         executor = self.prepare(tensors, accumulation, shapes)
         self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
             self._begun = host_clock.now_ns() // 1_000
         if self._optimizer is not None:
-            until_backward.enter_context(executor.keeping_what_is_saved())
+            until_backward.enter_context(executor.copying_before_changes())
         if len(parts) == 1:
             with executor.precision.model(0):
                 return self._follow(executor, tensors, accumulation, shapes)
@@ -191,13 +192,10 @@ class StageModel:
                 returned.append(outcome)
             logs.append(logged)
         give(trainer, logs)
-        return _joined(returned)
+        return joined(returned, _join)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
-        """The running statistics of a replica's own samples.
-
-        None stands for the model's own: the first replica has these, and in inference all have.
-        """
+        """A replica's running statistics; None: the model's (first replica, inference)."""
         buffers = dict(self.step.named_buffers())
         if replica == 0 or not buffers or self._optimizer is None:
             return None
@@ -226,12 +224,12 @@ class StageModel:
                 " 0 to leave a batch out: an IPU updates its weights at each"
             )
         branches = (self.step.path, path(tuple(contents)))
-        known = self._compiled.get((accumulation, shapes, branches))
-        if known is None and len(self._compiled) < MOST_PATHS:
-            known = self._new_path(tensors, accumulation, shapes)
-            self._compiled[accumulation, shapes, branches] = known
-        if known is not None and known is not executor:
-            self.executor = self._last[accumulation, shapes] = known
+        compiled = self._compiled.get((accumulation, shapes, branches))
+        if compiled is None and len(self._compiled) < MOST_PATHS:
+            compiled = self._new_path(tensors, accumulation, shapes)
+            self._compiled[accumulation, shapes, branches] = compiled
+        if compiled is not None and compiled is not executor:
+            self.executor = self._last[accumulation, shapes] = compiled
         return returned
 
     def _new_path(
@@ -259,32 +257,15 @@ class StageModel:
         self._steps, self._recorded = 0, True
 
     def close(self) -> None:
-        """Complete the profiles.
-
-        Steps that do not fill a call count as one if there was no other.
-        """
+        """Complete the profiles; if no call was filled, the steps so far count as one."""
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
         for executor in {id(compiled): compiled for compiled in self._compiled.values()}.values():
             executor.destroy()
 
 
-def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
-    return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-
-
-def _joined(returned: Sequence[Any]) -> Any:
-    """The replicas' results combined as one device would return them for all their samples.
-
-    Numbers are averaged, counts added up, other tensors joined along dimension 0.
-    """
-    flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    leaves = [_join(column) for column in columns]
-    return torch.utils._pytree.tree_unflatten(leaves, flat[0][1])
-
-
 def _join(column: Sequence[Any]) -> Any:
+    """One device's result: the mean of floats, sum of counts, or tensors along dimension 0."""
     first = column[0]
     if not isinstance(first, torch.Tensor):
         return first
@@ -292,3 +273,38 @@ def _join(column: Sequence[Any]) -> Any:
         return torch.cat(list(column))
     stacked = torch.stack(list(column))
     return stacked.mean() if first.is_floating_point() else stacked.sum()
+
+
+# -- How many IPUs a replica takes, from the Blocks of a step before it is compiled ---
+
+
+def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
+    """The IPUs of a forward of ``model``, with the strategy of default options."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            graph = capture(model, tuple(tensors), {})
+        except ContentError:
+            contents = read_contents(model, tuple(tensors), {}, False)
+            graph = capture(model, tuple(tensors), {}, contents=contents)
+    strategy = strategy_options(Options().execution_strategy)
+    outside = place.begins_outside(graph)
+    stages = place.resolve_stages(strategy, graph.blocks, outside)
+    return len({stage.ipu for stage in stages})
+
+
+def depth_of(module: Any, step: str, batch: Any) -> int:
+    """The stages of a LightningModule's step, run on fake tensors like those of ``batch``."""
+    model = StepModule.of(module, step)
+    tensors = model.arguments((batch, 0), {})
+    before, module._current_fx_name = module._current_fx_name, step  # it may log
+    try:
+        with model.compiling():
+            return stages_of(model, tensors)
+    finally:
+        module._current_fx_name = before
+
+
+def replicas_of(devices: int, stages: int) -> int:
+    """Replicas on so many IPUs, each of ``stages`` rounded up to a power of two; at least one."""
+    attached = 1 << (stages - 1).bit_length()
+    return max(1, devices // attached)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -13,10 +14,132 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.base.structures import learn, taken_apart
 from ipu_exec.capture.loss import mark_loss
 from ipu_exec.capture.recording.unchanged import unchanged
-from ipu_exec.errors import UsageError
+from ipu_exec.errors import ContentError, Error, UsageError
 from ipu_exec.lightning.logged import collected
-from ipu_exec.lightning.metrics import on_host_where_needed
-from ipu_exec.lightning.numbers import Asked, asked
+
+# -- Whole numbers that record the comparisons made with them --- A compiled program is one path
+# through the model. If the step branches on ``batch_idx``, ``self.current_epoch`` or
+# ``self.global_step``, the recorded answers identify the path.
+#
+
+
+class Asked(int):
+    """A number in a step, or computed from one, that records comparisons and tests for 0."""
+
+    answers: list[bool]
+
+    @classmethod
+    def of(cls, value: int, answers: list[bool]) -> Self:
+        """``value``, recording its answers in ``answers``."""
+        instance = cls(value)
+        instance.answers = answers
+        return instance
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
+
+    def __bool__(self) -> bool:
+        self.answers.append(int(self) != 0)
+        return self.answers[-1]
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)  # copied or saved, it is a plain number
+
+
+def _comparison(name: str) -> Any:
+    plain = getattr(int, name)
+
+    def compare(self: Asked, other: Any) -> Any:
+        answer = plain(self, other)
+        if answer is not NotImplemented:
+            self.answers.append(answer)
+        return answer
+
+    return compare
+
+
+def _arithmetic(name: str) -> Any:
+    plain = getattr(int, name)
+
+    def compute(self: Asked, *others: Any) -> Any:
+        outcome = plain(self, *others)
+        return Asked.of(outcome, self.answers) if type(outcome) is int else outcome
+
+    return compute
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Asked, f"__{_name}__", _comparison(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "mod", "floordiv", "and", "or", "xor"):
+    setattr(Asked, f"__{_name}__", _arithmetic(f"__{_name}__"))
+    setattr(Asked, f"__r{_name}__", _arithmetic(f"__r{_name}__"))
+Asked.__neg__ = _arithmetic("__neg__")  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def asked(trainer: Any) -> Iterator[list[bool]]:
+    """Inside, the trainer's epoch and global step record the comparisons with them."""
+    answers: list[bool] = []
+    loop = trainer.fit_loop
+    epoch = loop.epoch_progress.current
+    steps = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    before = epoch.processed, steps.completed
+    epoch.processed = Asked.of(epoch.processed, answers)
+    steps.completed = Asked.of(steps.completed, answers)
+    try:
+        yield answers
+    finally:
+        epoch.processed, steps.completed = before
+
+
+# -- torchmetrics metrics in a step that is being compiled: on the chip, or left to the host ---
+# A metric whose shapes depend on data (an exact curve) cannot be part of a program. The host
+# computes it from the step's values, which leave the chip with each micro-batch.
+
+
+@contextlib.contextmanager
+def on_host_where_needed(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Inside, ``module`` runs to be captured; yields what its metrics get on the host.
+
+    The caller restores the metrics' attributes (`ipu_exec.capture.recording.unchanged`).
+    """
+    sent: list[torch.Tensor] = []
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is not None:
+        for part in module.modules():
+            if isinstance(part, torchmetrics.Metric):
+                _try_on_chip(part, sent)
+    yield sent
+
+
+def _try_on_chip(metric: Any, sent: list[torch.Tensor]) -> None:
+    forward, update = metric.forward, metric.update
+    running = False  # forward, which updates too
+
+    def attempt(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except ContentError:
+            raise
+        except Error:
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            sent.extend(tensors)
+            metric._forward_cache = torch.zeros(())  # a number that is not used
+            return metric._forward_cache
+
+    def run_forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal running
+        running = True
+        try:
+            return attempt(forward, args, kwargs)
+        finally:
+            running = False
+
+    def run_update(*args: Any, **kwargs: Any) -> Any:
+        return update(*args, **kwargs) if running else attempt(update, args, kwargs)
+
+    vars(metric).update(forward=run_forward, update=run_update)
+
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -33,12 +156,11 @@ class _Call:
 
 
 class StepModule(torch.nn.Module):
-    """Runs ``training_step`` (or another) of a LightningModule.
+    """Runs ``training_step`` (or another) of a LightningModule, with its weights, parts and names.
 
-    It has the LightningModule's weights and parts, under the names they have there. Called with the
-    tensors of the batch; `arguments` said where they belong. ``path`` has the answers that the last
-    run's questions about epoch, step and batch number got. While it is being compiled it leaves the
-    LightningModule and its results as they were, and gives what is logged as outputs.
+    Called with the tensors of the batch; `arguments` tells where they belong. ``path`` has the
+    answers to the last run's questions about epoch, step and batch number. While compiling it
+    leaves the LightningModule and its results as they were, and outputs logged values.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:

@@ -1,8 +1,8 @@
 """``IPUStrategy``: Lightning's loop over a LightningModule that is compiled for modelled IPUs.
 
-Lightning computes the numbers, on the host and in the order of one device, so that weights, logged
-values, callbacks and checkpoints are those of a CPU. What an IPU would need for them is compiled at
-the first batch (`ipu_exec.lightning.stage`) and goes into the profile.
+Lightning computes on the host, in the order of one device: weights, logged values, callbacks and
+checkpoints are those of a CPU. The first batch compiles what an IPU would need for them
+(`ipu_exec.lightning.stage`) into the profile.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
 from ipu_exec.lightning.loaders import are_tensors, as_given, for_replicas, part, sample
-from ipu_exec.lightning.logged import keep_on_host, log_predictions, logging_predictions
-from ipu_exec.lightning.placing import depth_of, replicas_of
+from ipu_exec.lightning.logged import log_predictions, logging_predictions, spare_device_search
 from ipu_exec.lightning.progress import Progress
-from ipu_exec.lightning.stage import StageModel
+from ipu_exec.lightning.stage import StageModel, depth_of, replicas_of
 from ipu_exec.options import Options
 from ipu_exec.session.stepped import SteppedExecutor
 
@@ -40,13 +39,11 @@ _STEPS = {
 
 
 class StrategyOnIpu:
-    """What ``IPUStrategy`` does.
-
-    `ipu_exec.lightning.names` joins it with Lightning's ``ParallelStrategy``.
+    """``IPUStrategy``, before `ipu_exec.lightning.names` joins Lightning's ``ParallelStrategy``.
 
     ``device_iterations``: weight updates of a call. ``profile_dir``: write a profile of each of
     training, validation, test and predict below it (``autoreport=True, autoreport_dir=`` too).
-    ``training_opts``, ``inference_opts``: options instead of those made from the Trainer's words.
+    ``training_opts``, ``inference_opts``: options instead of those made from the Trainer's.
     """
 
     lib: ClassVar[Library]
@@ -90,13 +87,13 @@ class StrategyOnIpu:
         self.poptorch_models: dict[Any, SteppedExecutor] = {}
         self._given = {True: training_opts, False: inference_opts}
         self._made: dict[bool, Options] = {}
-        self._depth = 1  # stages of a replica, as far as is known
+        self._depth = 1  # stages of a replica, once a batch has told
         self._stages: dict[Any, StageModel] = {}
         self._loaders: list[Any] = []
         self.predicted: Any = None  # what predict_step logged
         self._moves_batches = True  # a hook may
         self._progress = Progress()
-        self._held = contextlib.ExitStack()
+        self._forward_contexts = contextlib.ExitStack()
 
     # -- options ---
 
@@ -128,7 +125,7 @@ class StrategyOnIpu:
         """`training_opts` or `inference_opts` with the Trainer's own settings added."""
         options = self._opts(training).clone()
         options.showCompilationProgressBar(False)
-        # A LightningModule is written for any device: its forwards keep tensors that one of them
+        # A LightningModule is written for any device: one forward may use tensors that another
         # made (a demo of Lightning's own does), which a later compile takes for the CPU's.
         options.lenient()
         if training:
@@ -186,7 +183,7 @@ class StrategyOnIpu:
         self._made, self._depth, self._stages = {}, 1, {}
         super().setup(trainer)  # type: ignore[misc]
         self._moves_batches = checks.moves_batches(self.lib, trainer)
-        keep_on_host(self.lib, trainer)
+        spare_device_search(self.lib, trainer)
         self._wrap()
         self._progress.attach(self.lib, trainer)
 
@@ -197,7 +194,7 @@ class StrategyOnIpu:
         checks.warn_of_device_iterations(self.lib, self._opts(True), self.lr_scheduler_configs)
 
     def _wrap(self) -> None:
-        """Make a model of each step that this run has, with the replicas known by now."""
+        """Make a model of each step that this run has, with the replicas determined so far."""
         stage, function = self.lib.RunningStage, self.lib.TrainerFn
         trainer = self._trainer
         self._close()
@@ -268,7 +265,7 @@ class StrategyOnIpu:
         """Find how many IPUs a replica takes, with a batch built for that purpose."""
         if not self.parallel_devices or len(self.parallel_devices) == 1:
             return
-        with _random_numbers_kept():
+        with _random_state_restored():
             batch = sample(dataloader)
             if batch is None:
                 return
@@ -297,7 +294,7 @@ class StrategyOnIpu:
         return self.precision_plugin.to_device(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute a micro-batch of each replica, keeping what its backward needs."""
+        """Compute a micro-batch of each replica, with what its backward needs."""
         stage = self.lib.RunningStage.TRAINING
         loop = self._trainer.fit_loop.epoch_loop.automatic_optimization
         if loop._skip_backward:  # a pass for running statistics (StochasticWeightAveraging)
@@ -324,7 +321,7 @@ class StrategyOnIpu:
             return self._step(self.lib.RunningStage.PREDICTING, 1, args, kwargs)
 
     def on_predict_start(self) -> None:
-        """Collect what predict_steps log, since Lightning's loop keeps none of it."""
+        """Collect what predict_steps log, since Lightning's loop drops it."""
         self.predicted = self.lib.ResultCollection(training=False)
 
     def on_predict_end(self) -> None:
@@ -341,8 +338,8 @@ class StrategyOnIpu:
         if replicas > 1:
             batch, *rest = args
             parts = [((part(batch, r, replicas), *rest), kwargs) for r in range(replicas)]
-        self._held.close()
-        returned = model.run(parts, accumulation, self._held)
+        self._forward_contexts.close()
+        returned = model.run(parts, accumulation, self._forward_contexts)
         executor = self.poptorch_models[stage] = model.executor
         steps = executor.device_iterations * accumulation
         model.count(steps)
@@ -356,7 +353,7 @@ class StrategyOnIpu:
         executor = self._stages[self.lib.RunningStage.TRAINING].executor
         with on_ipu(), executor.precision.counting(), executor.precision.model(0):
             loss = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
-        self._held.close()
+        self._forward_contexts.close()
         if self._trainer.accumulate_grad_batches > 1:
             weights = (p for group in optimizer.param_groups for p in group["params"])
             executor.precision.accumulate(self.optimizers[0], weights)
@@ -436,7 +433,7 @@ class StrategyOnIpu:
         super().teardown()  # type: ignore[misc]
 
     def _close(self) -> None:
-        self._held.close()
+        self._forward_contexts.close()
         for model in {id(model): model for model in self._stages.values()}.values():
             model.close()
 
@@ -447,7 +444,7 @@ class StrategyOnIpu:
 
 
 @contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def _random_state_restored() -> Iterator[None]:
     """Inside, random draws do not affect the run's random state."""
     import random
 

@@ -1,9 +1,8 @@
-"""Anchored tensors (``Options.anchorTensor``): values that a call keeps besides its outputs.
+"""Anchored tensors (``Options.anchorTensor``): values that a call returns besides its outputs.
 
-Names are those of the compiled graph: ``fc1/addmm:0`` (an operator's result), ``fc1.weight``,
+Names are the compiled graph's: ``fc1/addmm:0`` (an operator's result), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
-and ``UpdatedVar___fc1.weight`` (after a weight update). PopTorch's own form of the last two,
-``model.fc1.weight``, is accepted too.
+and ``UpdatedVar___fc1.weight`` (after a weight update), or ``...___model.fc1.weight``.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.recording.recorder import Recorder
+from ipu_exec.capture.recording.recorder import Recorder, tensors_of
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
@@ -39,11 +37,7 @@ class Anchor:
 
 def tensor_names(graph: Graph) -> list[str]:
     """Every name of the graph that can be anchored, sorted."""
-    names = {
-        storage.name
-        for storage in graph.storages.values()
-        if _kept_here(storage.name, storage.role)
-    }
+    names = {s.name for s in graph.storages.values() if _can_be_anchored(s.name, s.role)}
     if graph.training:
         trained = {s.parameter for s in graph.storages.values() if s.parameter >= 0}
         trained |= {
@@ -59,14 +53,10 @@ def tensor_names(graph: Graph) -> list[str]:
     return sorted(names)
 
 
-def _kept_here(name: str, role: str) -> bool:
-    """Whether a tensor can be anchored by its graph name.
-
-    Accumulators, optimiser states and results of a weight update have no such anchor.
-    """
-    if "/update/" in name or name.endswith(
-        "/gradient"
-    ):  # a weight's gradient is called Gradient___
+def _can_be_anchored(name: str, role: str) -> bool:
+    """Whether a tensor has its graph name as an anchor: none of a weight update or its states."""
+    # a weight's gradient is called Gradient___
+    if "/update/" in name or name.endswith("/gradient"):
         return False
     return bool(name) and role in (
         Role.WEIGHT,
@@ -93,10 +83,10 @@ def canonical(name: str, names: set[str]) -> str:
 
 
 class Watch:
-    """Keeps anchored tensors during a call. ``anchors`` have canonical names.
+    """Stores anchored tensors during a call. ``anchors`` have canonical names.
 
-    ``exceptions``: looks at all others too, and raises an Error for a floating-point exception.
-    ``others``: anchored tensors that are not the graph's, as they are when it is asked.
+    ``exceptions``: Error for a floating-point exception of any tensor. ``others``: not the
+    graph's.
     """
 
     def __init__(
@@ -111,16 +101,13 @@ class Watch:
         self._others = others
         self._model, self._anchors, self._plan, self._training = model, anchors, plan, training
         self._exceptions = exceptions
-        self._kept = {short: Outputs(self._plan_of(anchor)) for short, anchor in anchors.items()}
+        self._outputs = {short: Outputs(self._plan_of(anchor)) for short, anchor in anchors.items()}
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._found: dict[str, torch.Tensor] = {}
+        self._values: dict[str, torch.Tensor] = {}
         self._recorder: _Finder | None = None
 
     def _plan_of(self, anchor: Anchor) -> CallPlan:
-        """The output mode of one anchor.
-
-        A weight is updated once a device iteration, and alike in all replicas.
-        """
+        """An anchor's output mode; a weight is updated once an iteration, alike in all replicas."""
         plan = self._plan
         if anchor.mode is not None and anchor.mode is not OutputMode.Default:
             plan = replace(plan, output_mode=anchor.mode, output_period=anchor.period)
@@ -131,15 +118,15 @@ class Watch:
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
         """Inside, operators belong to that micro-batch; `backward` marks its backward."""
-        self._found = {f"input.{i}": leaf for i, leaf in enumerate(_tensors(inputs))}
-        self._found |= {
+        self._values = {f"input.{i}": leaf for i, leaf in enumerate(tensors_of(inputs))}
+        self._values |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
         }
         if self._others is not None:
-            self._found |= self._others()
+            self._values |= self._others()
         hooks = [
             parameter.register_hook(
-                lambda gradient, name=name: self._keep(GRADIENT + name, gradient)
+                lambda gradient, name=name: self._store(GRADIENT + name, gradient)
             )
             for name, parameter in self._parameters.items()
             if GRADIENT + name in self._names and parameter.requires_grad
@@ -147,11 +134,12 @@ class Watch:
         try:
             inside = (
                 self._names
-                - set(self._found)
+                - set(self._values)
                 - {n for n in self._names if n.startswith((GRADIENT, UPDATED))}
             )
             if inside or self._exceptions:
-                self._recorder = _Finder(self._training, self._names, self._found, self._exceptions)
+                finder = _Finder(self._training, self._names, self._values, self._exceptions)
+                self._recorder = finder
                 with self._recorder.modules(self._model), self._recorder:
                     yield
             else:
@@ -162,12 +150,12 @@ class Watch:
                 hook.remove()
         for short, anchor in self._anchors.items():
             if not anchor.name.startswith(UPDATED):
-                if anchor.name not in self._found:
+                if anchor.name not in self._values:
                     raise UsageError(
                         f"anchored tensor {anchor.name!r} was not made in this call: is it used"
                         " there?"
                     )
-                self._kept[short].add(self._found[anchor.name], iteration, step, replica)
+                self._outputs[short].add(self._values[anchor.name], iteration, step, replica)
 
     def backward(self) -> None:
         """Mark the beginning of the backward pass."""
@@ -181,14 +169,11 @@ class Watch:
         for short, anchor in self._anchors.items():
             if anchor.name.startswith(UPDATED):
                 weight = self._parameters[anchor.name[len(UPDATED) :]]
-                self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
+                self._outputs[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """Anchored tensors by short name, combined according to the output mode.
-
-        Tensors whose mode kept nothing in this call are left out.
-        """
-        return {short: kept.result() for short, kept in self._kept.items() if kept.any}
+        """Anchored tensors of this call by short name, combined according to the output mode."""
+        return {short: outputs.result() for short, outputs in self._outputs.items() if outputs.any}
 
     @property
     def _names(self) -> set[str]:
@@ -198,21 +183,18 @@ class Watch:
         state = {**self._parameters, **dict(self._model.named_buffers(remove_duplicate=False))}
         return {name: state[name] for name in self._names if name in state}
 
-    def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        self._found[name] = tensor.detach().clone()
+    def _store(self, name: str, tensor: torch.Tensor) -> None:
+        self._values[name] = tensor.detach().clone()
 
 
 class _Finder(Recorder):
-    """Names operators as the compiler does while real numbers are computed.
-
-    It keeps the results that were asked for.
-    """
+    """Names operators as the compiler does on real numbers, and stores results asked for."""
 
     def __init__(
-        self, training: bool, names: set[str], found: dict[str, torch.Tensor], exceptions: bool
+        self, training: bool, names: set[str], values: dict[str, torch.Tensor], exceptions: bool
     ) -> None:
         super().__init__(training)
-        self._wanted, self._found, self._exceptions = names, found, exceptions
+        self._wanted, self._results, self._exceptions = names, values, exceptions
         self._operands = Operands(False, False, False)
 
     def read_content(self, tensor: torch.Tensor) -> Any:
@@ -230,8 +212,4 @@ class _Finder(Recorder):
         name = self.graph.ops[-1].name
         for index, result in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
             if f"{name}:{index}" in self._wanted and isinstance(result, torch.Tensor):
-                self._found[f"{name}:{index}"] = result.detach().clone()
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+                self._results[f"{name}:{index}"] = result.detach().clone()

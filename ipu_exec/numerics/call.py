@@ -64,29 +64,27 @@ class CallPlan:
 
 @dataclass(slots=True)
 class Outputs:
-    """Keeps of the micro-batches' outputs what the output mode returns, and puts it together.
+    """Stores the micro-batches' outputs that the output mode returns, and joins them.
 
     Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all.
-    Each replica has its own; they are concatenated along dimension 0, replicas innermost. Scalars
-    become a vector where more than one is returned, and stay scalars else. An IPU has no 64-bit
-    numbers: int64 and float64 come out as int32 and float32.
+    Each replica's are concatenated along dimension 0, replicas innermost. Several scalars become
+    a vector, one stays a scalar. As on an IPU, int64 and float64 become int32 and float32.
     """
 
     plan: CallPlan
-    _kept: dict[tuple[int, int], Any] = field(
-        default_factory=dict
-    )  # (micro-batch, replica) -> what the model returned
+    # (micro-batch, replica) -> what the model returned
+    _returned: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
         """Add the model's result for one micro-batch."""
         learn(returned)
         index, plan = iteration * self.plan.accumulation + step, self.plan
         if plan.output_mode is OutputMode.Sum:
-            so_far = self._kept.get((0, replica))
+            so_far = self._returned.get((0, replica))
             leaves, together = taken_apart(map_leaves(_copied, returned))
             if so_far is not None:
                 leaves = [_add(a, b) for a, b in zip(leaves_of(so_far), leaves, strict=True)]
-            self._kept[0, replica] = together(leaves)
+            self._returned[0, replica] = together(leaves)
         elif (
             plan.output_mode is OutputMode.All
             or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)
@@ -95,16 +93,16 @@ class Outputs:
                 and index == plan.device_iterations * plan.accumulation - 1
             )
         ):
-            self._kept[index, replica] = map_leaves(_copied, returned)
+            self._returned[index, replica] = map_leaves(_copied, returned)
 
     @property
     def any(self) -> bool:
-        """Whether any output was kept."""
-        return bool(self._kept)
+        """Whether any output was stored."""
+        return bool(self._returned)
 
     def result(self) -> Any:
         """The call's result, in the structure that the model returned."""
-        ordered = [taken_apart(self._kept[key]) for key in sorted(self._kept)]
+        ordered = [taken_apart(self._returned[key]) for key in sorted(self._returned)]
         columns = zip(*(leaves for leaves, _ in ordered), strict=True)
         leaves = [_join([_narrow(leaf) for leaf in column]) for column in columns]
         for leaf in leaves:

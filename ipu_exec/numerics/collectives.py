@@ -1,12 +1,12 @@
 """Every exchange of numbers between the instances of one script.
 
-`Instances` is a gloo process group of PyTorch's for these exchanges alone: it is independent of the
-groups that the script makes with ``torch.distributed`` and of its default group.
+`Instances` is a gloo process group for these exchanges alone, independent of the script's own
+``torch.distributed`` groups and its default group.
 
 Sums are taken in the order of the replicas, wherever they run: each instance gets a part of every
 replica's gradients (an all-to-all), adds them one after another and hands its part of the sum to
 the others (an all-gather). So the bits do not depend on how replicas are shared out. An instance
-sends its replicas' gradients and one sum, as in a ring it would send two sums.
+sends its replicas' gradients and one sum; in a ring it would send two sums.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ class InstanceLost(Error):
 
 @dataclass(frozen=True)
 class Instances:
-    """``size`` instances of one script, of which this is number ``rank``.
-
-    Every method is called by all of them, in the same order.
-    """
+    """``size`` instances of one script, this one ``rank``; all call the methods in one order."""
 
     rank: int
     size: int
@@ -93,9 +90,8 @@ class Instances:
     ) -> dict[Any, torch.Tensor]:
         """Gradients summed over the replicas of all instances, in the order of the replicas.
 
-        ``replicas``: each local replica's gradients by parameter, for the parameters that it used.
-        Parameters that no replica used are left out. All instances have the same parameters in the
-        same order, and equally many replicas.
+        ``replicas``: each local replica's gradients by parameter that it used. All instances have
+        the same parameters in the same order, and equally many replicas.
         """
         used = torch.tensor([[p in gradients for p in parameters] for gradients in replicas])
         _refuse_sparse(replicas)
@@ -156,10 +152,9 @@ class Instances:
 
 @cache
 def connect(rank: int, size: int) -> Instances:
-    """Connect the instances at the address in PyTorch's environment variables.
+    """Connect the instances at PyTorch's address variables, and wait for the last of them.
 
-    Waits for the last of them. UsageError without MASTER_ADDR and MASTER_PORT, Error if they do not
-    connect.
+    UsageError without MASTER_ADDR and MASTER_PORT, Error if they do not connect.
     """
     from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
     from torch.distributed.rendezvous import rendezvous

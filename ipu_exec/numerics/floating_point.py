@@ -1,9 +1,9 @@
 """Floating-point exceptions, as an IPU raises them: infinity or NaN from finite operands.
 
-An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
-a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow
-([POPTORCH], its user guide on enableFloatingPointExceptions). NaN and infinity that only pass
-through are no exception.
+An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by
+zero, a root of a negative number, a comparison with NaN), at a division by zero, and at an
+overflow ([POPTORCH], its user guide on enableFloatingPointExceptions), not if NaN or infinity
+only passes through.
 """
 
 from __future__ import annotations

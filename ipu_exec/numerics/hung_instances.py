@@ -1,7 +1,7 @@
-"""Names the instance that the others wait for, and where it is, while they go on waiting.
+"""Names the instance that the others wait for, and its place, while they go on waiting.
 
-Each instance has a thread that looks at the store where they met. Who waits long says at which
-exchange; who has not come to that exchange is asked for its Python stack, which its thread answers.
+Each instance has a thread that looks at their store. One that waits long writes the number of its
+exchange there; one that has not come to it is asked for its Python stack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE = 8.0  # seconds in one exchange; what is said is there after about ten
+PATIENCE = 8.0  # seconds in one exchange; the report comes after about ten
 LOOKS = 1.0  # seconds between looks at the store
 ANSWERS = 5  # looks until an instance that was asked has had time to answer
 

@@ -1,13 +1,12 @@
 """Batch norm over replicas: those of a group wait for one another at each norm.
 
-Otherwise replicas run one after another. Here each has a thread, and they take turns: one runs
-until a norm needs the others' statistics, then the next does. Only one runs at a time, so there is
-no concurrent access; state that replicas keep in one place (buffers, gradients, PyTorch's
-generator) is saved when another's turn begins.
+Each replica has a thread, and they take turns: one runs until a norm needs the others'
+statistics, then the next does. Only one runs at a time, so there is no concurrent access; state
+that replicas share (buffers, gradients, PyTorch's generator) is saved when another's turn begins.
 
-Statistics are combined in the order of the replicas, wherever these run, so that the bits do not
-depend on how instances share the replicas. Means and squared deviations of parts are combined as in
-Chan, Golub and LeVeque (1983), which does not lose digits if a mean is large.
+Statistics are combined in the order of the replicas, so that the bits do not depend on how
+instances share them. Means and squared deviations of parts are combined as in Chan, Golub and
+LeVeque (1983), which does not lose digits if a mean is large.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ from ipu_exec.numerics.collectives import Instances
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Replicas that norm together: groups of ``size``, consecutive among all instances' replicas.
-
-    ``local``: replicas of this instance, from number ``first`` on.
-    """
+    """Replicas that norm together: groups of ``size`` in a row; ``local`` ones from ``first``."""
 
     size: int
     local: int
@@ -57,8 +53,7 @@ class Abandoned(BaseException):
 class Turns:
     """Runs one piece of work per local replica; they meet at `meet`.
 
-    ``put_away(replica)`` and ``bring_back(replica)``: called when a replica's turn ends and begins,
-    while none of its code runs.
+    ``bring_back(replica)`` and ``put_away(replica)`` are called before and after its turns.
     """
 
     def __init__(
@@ -139,7 +134,7 @@ def _parted() -> UsageError:
 
 
 class ReplicaState:
-    """State that all replicas keep in the same place, saved during other replicas' turns."""
+    """State that all replicas have in the same place, saved during other replicas' turns."""
 
     def __init__(
         self,
@@ -149,7 +144,7 @@ class ReplicaState:
     ) -> None:
         """``began(replica)``: called whenever a replica's turn begins again."""
         self._model, self._parameters, self._began = model, parameters, began
-        self._kept: dict[int, tuple[Any, ...]] = {}
+        self._saved: dict[int, tuple[Any, ...]] = {}
         self._before = self._now()
 
     def _now(self) -> tuple[Any, ...]:
@@ -159,11 +154,11 @@ class ReplicaState:
 
     def put_away(self, replica: int) -> None:
         """Save the replica's buffers, gradients and generator state."""
-        self._kept[replica] = self._now()
+        self._saved[replica] = self._now()
 
     def bring_back(self, replica: int) -> None:
         """Restore them; at first as they were before any replica ran."""
-        buffers, gradients, drawn = self._kept.pop(replica, self._before)
+        buffers, gradients, drawn = self._saved.pop(replica, self._before)
         with torch.no_grad():
             for buffer, value in zip(self._model.buffers(), buffers, strict=True):
                 buffer.copy_(value)

@@ -1,7 +1,7 @@
 """The real numbers of one call, by plain PyTorch: cut the batch, train on it, join the outputs.
 
-Everything is a function of the model, the optimiser, the batch and a `CallPlan`; nothing here knows
-IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch loop:
+Everything is a function of the model, the optimiser, the batch and a `CallPlan`, without IPUs or
+cycles. Training gives, bit for bit, the float32 weights of this PyTorch loop:
 
     for micro_batches in batches:  # a device iteration each
         for micro_batch in micro_batches:
@@ -11,14 +11,12 @@ IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch
         optimizer.step(), optimizer.zero_grad()
 
 ``(loss / accumulation).backward()`` rounds each quotient and differs in the last bits. Replicas run
-their micro-batches one after another; their gradients are added in replica order before the
-division, also where several instances share them (`ipu_exec.numerics.collectives`), so that the
-bits do not depend on how replicas are shared out. float16 weights are updated in float32, whoever's
-the optimiser is (`ipu_exec.numerics.precision`).
+one after another; their gradients are added in replica order before the division, also where
+instances share them (`ipu_exec.numerics.collectives`): the bits do not depend on how replicas are
+shared out. float16 weights are updated in float32 by any optimiser (`ipu_exec.numerics.precision`).
 
 Micro-batches lie along dimension 0 in the order device iteration, accumulation step, replica, as
-PopART orders its data (popart ``session.py``: batches per step, accumulation factor, replication
-factor, micro-batch).
+PopART orders its data (popart ``session.py``).
 """
 
 from __future__ import annotations
@@ -73,8 +71,7 @@ def check_batch(inputs: Any, plan: CallPlan) -> None:
 def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
     """``inputs`` as an IPU receives them: no gradients (with a warning), float64 as float32.
 
-    If the model itself contains float64, they stay float64: PyTorch computes the numbers, and it
-    does not mix types.
+    A model that contains float64 gets float64: PyTorch does not mix types.
     """
 
     def one(leaf: Any) -> Any:
@@ -101,12 +98,10 @@ def _computes_in_float64(model: torch.nn.Module) -> bool:
 def micro_batch(
     inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, replica: int = 0
 ) -> Any:
-    """``inputs`` with each tensor narrowed to one micro-batch.
+    """``inputs`` with each tensor narrowed to one micro-batch, in the same tuples, lists and dicts.
 
-    Tuples, lists and dicts keep their types.
-
-    Tensors are contiguous, as they arrive on an IPU: a model may take a ``view`` of an input that
-    its caller expanded or transposed.
+    Tensors are contiguous, as on an IPU: a model may take a ``view`` of an input that its caller
+    expanded or transposed.
     """
     index, factor = plan.micro_batch_index(iteration, step, replica), plan.factor
 
@@ -122,13 +117,13 @@ def micro_batch(
 class ReplicaBuffers:
     """Buffers (running statistics) of replicas 1, 2, ...; the model's own are replica 0's.
 
-    Each replica runs on other data, so its buffers differ from the model's from the first call on.
-    Replicas are counted within this instance. ``randomness``: None if they draw one after another
-    from PyTorch's generator, as a plain loop does.
+    Replicas, counted within this instance, run on other data, so their buffers differ.
+    ``randomness``: None if they draw one after another from PyTorch's generator, as in a plain
+    loop.
     """
 
     def __init__(self, randomness: ReplicaRandomness | None = None) -> None:
-        self._kept: dict[int, dict[str, torch.Tensor]] = {}
+        self._copies: dict[int, dict[str, torch.Tensor]] = {}
         self.randomness = randomness
 
     def of(
@@ -153,28 +148,28 @@ class ReplicaBuffers:
     def _buffers_of(self, model: torch.nn.Module, replica: int) -> Iterator[None]:
         buffers = dict(model.named_buffers())
         own = {name: buffer.clone() for name, buffer in buffers.items()}
-        for name, value in self._kept[replica].items():
+        for name, value in self._copies[replica].items():
             buffers[name].copy_(value)
         try:
             yield
         finally:
-            self._kept[replica] = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            self._copies[replica] = {name: buffer.clone() for name, buffer in model.named_buffers()}
             for name, value in own.items():
                 model.get_buffer(name).copy_(value)
 
     def start(self, model: torch.nn.Module, replicas: int) -> None:
         """Give replicas that have no buffers yet a copy of the model's."""
         for replica in range(1, replicas):
-            if replica not in self._kept:
-                self._kept[replica] = {
+            if replica not in self._copies:
+                self._copies[replica] = {
                     name: buffer.clone() for name, buffer in model.named_buffers()
                 }
 
     def forget(self, names: Iterable[str] = ()) -> None:
         """Start again from the model's buffers, or from those with these names only."""
         if not names:
-            self._kept.clear()
-        for buffers in self._kept.values():
+            self._copies.clear()
+        for buffers in self._copies.values():
             for name in names:
                 buffers.pop(name, None)
 
@@ -222,8 +217,7 @@ def train(
 ) -> Any:
     """One training call: ``device_iterations`` weight updates; outputs by the output mode.
 
-    ``together``: the instances that share the replicas; this one runs its own and returns their
-    outputs.
+    ``together``: the instances that share the replicas; this one runs, and returns, its own.
     """
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
@@ -325,10 +319,7 @@ class _Sum:
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
-    """Sum of the gradients of two replicas.
-
-    A parameter that only one of them used keeps that one's gradient.
-    """
+    """Sum of the gradients of two replicas; a parameter that one did not use keeps the other's."""
     return {
         **total,
         **{p: total[p] + gradient if p in total else gradient for p, gradient in more.items()},
@@ -346,7 +337,7 @@ def _iterations(plan: CallPlan) -> Iterator[tuple[int, int]]:
 def _backward(
     loss: torch.Tensor, parameters: list[torch.Tensor], plan: CallPlan, step: int, scale: float
 ) -> None:
-    """Add the gradients of one micro-batch to ``.grad``, as the reduction strategy keeps them."""
+    """Add the gradients of one micro-batch to ``.grad``, as the reduction strategy stores them."""
     if plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.PostAndLoss:
         scale = scale / plan.total_replicas
     running = (

@@ -3,8 +3,8 @@
 Tensors under PopART's names [POPART, willow/include/popart/names.hpp], [POPTORCH,
 tests/optimizers_test.py]: ``Accl1___weight`` is the first moment of the parameter ``weight``.
 Both are None until a model was compiled with the optimiser. ``load_state_dict`` takes both back.
-``ipu_param`` follows from the parameter groups, unless one that says otherwise was loaded: the
-device then trains each parameter with what it says, until the groups change.
+``ipu_param`` follows from the parameter groups, unless a different one was loaded: the device
+then trains with that, until the groups change.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch
 
 from ipu_exec.base.optimiser_attributes import loss_scaling
 
-Names = Mapping[
-    torch.Tensor, tuple[str, int]
-]  # of a parameter: its name, and how many replicas' values it has or 0
+# of a parameter: its name, and how many replicas' values it has or 0
+Names = Mapping[torch.Tensor, tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,9 @@ class Loaded:
 def states(
     optimizer: torch.optim.Optimizer, names: Names, scale: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """Copies of the optimiser's states of each parameter.
+    """Copies of the optimiser's states of each parameter; 0, as on the device, before a step.
 
-    States that no step has created yet are 0, as on the device. ``scale``: the factor by which
-    automatic loss scaling multiplies the loss, if it is on; kept as a factor of the optimiser's
-    ``loss_scaling``.
+    ``scale``: automatic loss scaling's factor, stored as a factor of ``loss_scaling``.
     """
     states = {}
     if scale is not None:
@@ -71,16 +68,15 @@ def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, tor
                 or type(optimizer).__name__ == "LAMB"
             )
             optimizer.state[parameter]["step"] = int(steps) if counts else steps.float().clone()
-        elif (
-            value.any() or state != "momentum_buffer"
-        ):  # PyTorch's first velocity is undamped, and 0 stands for none
+        # PyTorch's first velocity is undamped, and 0 stands for none
+        elif value.any() or state != "momentum_buffer":
             optimizer.state[parameter][state] = value.detach().clone().to(parameter.device)
 
 
 def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
     """The optimiser's hyperparameters as they follow from its groups.
 
-    With momentum, SGD's are under PyTorch's names, because PopART combines them in its own way.
+    With momentum, SGD's are under PyTorch's names, since PopART combines them in its own way.
     """
     scale = loss_scaling(optimizer)
     state = {"lossScaling_FLOAT": torch.tensor(scale)}
@@ -140,10 +136,7 @@ def loss_scaling_on_device(optimizer: torch.optim.Optimizer) -> float:
 
 @contextlib.contextmanager
 def as_on_device(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While it is open, the optimiser's groups have the device's hyperparameters.
-
-    Where they were loaded, each parameter is in a group of its own.
-    """
+    """Inside, the groups have the device's hyperparameters; loaded ones per parameter."""
     if _loaded_by(optimizer) is None:
         yield
         return
@@ -210,7 +203,7 @@ def _by_our_names(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def has_velocity(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether the device keeps velocities: of a momentum that is not 0, or may change."""
+    """Whether the device has velocities: of a momentum that is not 0, or may change."""
     attributes = getattr(optimizer, "variable_attrs", None)
     may_change = attributes is not None and not attributes.isConstant("momentum")
     return "momentum" in group and bool(group["momentum"] or may_change)
@@ -229,10 +222,7 @@ _VALUES = {
 def _each(
     optimizer: torch.optim.Optimizer, names: Names
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """Every state that the optimiser has while it trains.
-
-    Each comes with its parameter, its name in PyTorch and its name in PopART.
-    """
+    """Every state while the optimiser trains: its parameter, and PyTorch's and PopART's names."""
     for group in optimizer.param_groups:
         if "betas" in group:
             popart_names = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
@@ -242,9 +232,8 @@ def _each(
             velocity = has_velocity(optimizer, group)
             popart_names |= {"momentum_buffer": "Accl3"} if velocity else {}
         else:
-            one = getattr(
-                optimizer, "use_combined_accum", False
-            )  # with the gradients added up, in one tensor
+            # with the gradients added up, in one tensor
+            one = getattr(optimizer, "use_combined_accum", False)
             velocity = has_velocity(optimizer, group)
             popart_names = {"momentum_buffer": "Accl" if one else "Accl1"} if velocity else {}
         for parameter in group["params"]:

@@ -19,10 +19,9 @@ from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.randomness import seed_of_replica
 
 HALF_MAX = 65504.0
-# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings
-# [POPART, willow/include/popart/sessionoptions.hpp] (binEdgeLocation was 0.0625 before its last
-# release), and the factors and the bound of LossScaleUpdateOpx
-# [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
+# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings [POPART,
+# willow/include/popart/sessionoptions.hpp] (binEdgeLocation was 0.0625 before its last release),
+# and factors and bound of LossScaleUpdateOpx [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
 # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
 LARGE_SHARE = 1e-7
@@ -39,14 +38,12 @@ _SETTINGS = {
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """float32 ``values`` as float16, rounded so that the expected result is the value itself.
 
-    Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even
-    spacing.
+    Values beyond the largest float16 become that; NaN stays. Subnormals are spaced evenly.
     """
     values = values.clamp(-HALF_MAX, HALF_MAX)
     near = values.half()
     error = values - near.float()
-    # The neighbour on the other side of the value. Bits of floats are ordered, as sign and
-    # magnitude.
+    # The neighbour on the value's other side: bits of floats are ordered, as sign and magnitude.
     bits = near.view(torch.int16)
     outward = torch.where(near != 0, (error > 0) == (near > 0), True)
     step = torch.where(outward, 1, -1).to(torch.int16)
@@ -62,16 +59,13 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 
 @dataclass
 class LossScaler:
-    """The loss scale of float16 training, changed after each weight update.
+    """The loss scale of float16 training, changed after weight updates as PopART changes it.
 
-    It follows PopART's automatic loss scaling.
-
-    The scale is halved if more than ``share`` of the elements of float16 gradients, as scaled,
-    exceed ``edge`` times the largest float16; otherwise it is doubled, up to `MAX_SCALE`. Elements
-    are counted over ``period`` weight updates, in all float16 results of backward operators, of
-    activations and weights, except for views, copies and concatenations (PopART's
-    AllNonViewChangingGradientTensors; [POPART, willow/src/transforms/automaticlossscaling.cpp]). If
-    there are none, the scale is unchanged.
+    It is halved if more than ``share`` of the elements of float16 gradients, as scaled, exceed
+    ``edge`` times the largest float16, else doubled, up to `MAX_SCALE`; without elements it
+    stays. Elements are counted over ``period`` weight updates, in all float16 results of backward
+    operators except views, copies and concatenations (PopART's AllNonViewChangingGradientTensors;
+    [POPART, willow/src/transforms/automaticlossscaling.cpp]).
     """
 
     scale: float
@@ -84,9 +78,7 @@ class LossScaler:
 
     @staticmethod
     def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
-        """The scaler with the settings of ``_Popart``.
-
-        For example ``automaticLossScalingSettings.binEdgeLocation``.
+        """The scaler with ``_Popart``'s ``automaticLossScalingSettings.binEdgeLocation`` etc.
 
         Error if a share is not in 0 ... 1 or the period is not an integer above 0.
         """
@@ -115,7 +107,7 @@ class LossScaler:
     def update(self, gradients: Iterable[torch.Tensor], together: Instances | None = None) -> None:
         """Change the scale after a weight update's gradients have been computed.
 
-        ``gradients``: those of the weights; infinite ones become the largest float16, as on an IPU.
+        ``gradients``: the weights'; infinite ones become the largest float16, as on an IPU.
         ``together``: the instances whose replicas' gradients are counted too.
         """
         for gradient in gradients:
@@ -175,10 +167,9 @@ class Precision:
     def accumulate(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], replica: int = 0
     ) -> None:
-        """Round accumulated gradients if the optimiser keeps them in float16.
+        """Round accumulated gradients if the optimiser stores them in float16.
 
-        ``replica``: their replica, counted over all instances. Each draws numbers of its own, so
-        that the weight update, which is the same in all, draws the same ones everywhere.
+        ``replica`` (over all instances) draws its own numbers, so that updates draw the same.
         """
         if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
@@ -187,13 +178,10 @@ class Precision:
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, float16 weights and gradients are float32 ones of the same values.
+        """Inside, float16 weights and gradients are float32; afterwards they are rounded.
 
-        Afterwards weights are rounded.
-
-        An IPU's optimisers also compute in float32, including PyTorch's after conversion: a
-        gradient that is scaled back need not fit into float16, and neither need Adam's ``eps``.
-        States that an optimiser keeps in float16 are rounded afterwards.
+        An IPU's optimisers also compute in float32: neither a gradient that is scaled back nor
+        Adam's ``eps`` need fit into float16. States in float16 are rounded too.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]
@@ -218,8 +206,7 @@ class Precision:
         for parameter in parameters if in_half else ():
             for name, value in optimizer.state.get(parameter, {}).items():
                 if name in in_half and isinstance(value, torch.Tensor):
-                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not
-                    # lost
+                    # PopTorch scales velocities as the loss, so that small ones are not lost
                     scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
                     value.copy_(self._rounded(value * scale, self.rounding) / scale)
 

@@ -1,8 +1,8 @@
 """Random numbers of replicas that instances share: each draws its own, wherever it runs.
 
-Replica 0 draws from PyTorch's generator, as a plain loop does. The others have generators of their
-own, so that a replica's dropout does not depend on how many replicas an instance runs. A script
-that was not launched as instances draws as a plain loop over its replicas would.
+Replica 0 draws from PyTorch's generator. The others have their own, so that a replica's dropout
+does not depend on how many replicas an instance runs. A script that was not launched as instances
+draws as a plain loop over its replicas would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def seed_of_replica(seed: int, replica: int) -> int:
 
 
 class ReplicaRandomness:
-    """PyTorch's generator state of each replica. Kept from call to call."""
+    """PyTorch's generator state of each replica. It lasts from call to call."""
 
     def __init__(self) -> None:
         self._states: dict[int, torch.Tensor] = {}

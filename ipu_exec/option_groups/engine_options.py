@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ipu_exec.errors import UsageError
-from ipu_exec.option_groups.environment import ENGINE_OPTIONS_VARIABLE
 from ipuscope.profiler.file import from_json
 
-DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
+DEFAULT_RUN_COUNT = 2  # runs stored in a profile (docs/libpva.md#engine-options)
 # The same for Poplar's engine options: the value that is modelled, and what happens instead.
 _ENGINE_NOT_HONOURED = {
     "opt.internalExchangeOptimisationTarget": (
@@ -64,3 +63,18 @@ def engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
     if value not in ("true", "false"):
         raise UsageError(f'{name} is "true" or "false", not {value!r}')
     return value == "true"
+
+
+# -- Environment variables by which `ipu-run` and users set options of a script ---
+
+
+ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
+PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
+COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
+LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile changes of the script
+COMMAND_VARIABLE = "IPUSCOPE_COMMAND"  # JSON: the words of ipu-run, for the profile
+NO_SOURCE_VARIABLE = "IPUSCOPE_NO_SOURCE"  # leave the user's files out of profiles
+LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
+DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
+TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model

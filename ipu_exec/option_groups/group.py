@@ -16,8 +16,7 @@ from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.errors import FrozenError, UsageError
 from ipuscope.words import did_you_mean
 
-# Settings that change nothing here though they would on a machine: setting one warns, and says what
-# happens instead.
+# Settings that have an effect on a machine and none here: setting one warns what happens instead.
 NOT_HONOURED = {
     "groupNormStridedChannelGrouping": (
         "_Popart's groupNormStridedChannelGrouping",
@@ -35,18 +34,16 @@ class Group:
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_values", {})
-        name = (
-            name.removeprefix("_") if name == "_execution_strategy" else name
-        )  # as PopTorch has it
+        # as PopTorch has it
+        name = name.removeprefix("_") if name == "_execution_strategy" else name
         if name in values:
             return values[name]
-        snake = re.sub(
-            r"([A-Z])", lambda match: f"_{match[1].lower()}", name
-        )  # some of PopTorch's are in camel case
+        # some of PopTorch's are in camel case
+        snake = re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)
         if snake in values:
             return values[snake]
-        known = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
-        near = "" if name.startswith("_") else did_you_mean(name, known)
+        names = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
+        near = "" if name.startswith("_") else did_you_mean(name, names)
         raise AttributeError(
             f"{type(self).__name__.strip('_')} has no option {name!r}"
             + (near or f"; it has {', '.join(values)}")
@@ -89,8 +86,8 @@ class Group:
     def _enum(self, method: str, kind: type[Enum], /, **value: Any) -> Self:
         ((name, member),) = value.items()
         if not isinstance(member, kind):
-            known = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
-            raise UsageError(f"{method} takes one of {known}, not {member!r}")
+            members = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
+            raise UsageError(f"{method} takes one of {members}, not {member!r}")
         return self._set(**{name: member})
 
     def toDict(self) -> dict[str, Any]:

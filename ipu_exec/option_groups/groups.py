@@ -16,10 +16,8 @@ from ipu_exec.enums import (
 from ipu_exec.errors import UsageError
 from ipu_exec.option_groups.group import Group
 
-BUFFERING_DEPTHS = (
-    "defaultBufferingDepth",
-    "defaultPrefetchBufferingDepth",
-)  # PopART's name, and the one before
+# PopART's name, and the one before
+BUFFERING_DEPTHS = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")
 
 
 class TrainingOptions(Group):
@@ -37,10 +35,7 @@ class TrainingOptions(Group):
         self._root = root
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Micro-batches whose gradients are added up before a weight update.
-
-        In training, a placement file's accumulation takes precedence.
-        """
+        """Micro-batches per weight update. A placement file's accumulation takes precedence."""
         if self._root.placement_accumulation is not None and gradient_accumulation != 1:
             gradient_accumulation = self._root.placement_accumulation
         return self._count(
@@ -72,26 +67,20 @@ class TrainingOptions(Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Adapt the loss scale to the float16 gradients.
-
-        It starts from the optimiser's ``loss_scaling``.
+        """Adapt the loss scale, at first the optimiser's ``loss_scaling``, to float16 gradients.
 
         See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
         """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Let different convolutions begin at different tiles.
-
-        Small ones are then not all on the first tiles.
-        """
+        """Start convolutions at different tiles, so that small ones are not all on the first."""
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
     def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
         """Let batch norms compute their statistics over groups of that many replicas.
 
-        Groups are consecutive among the replicas of all instances. 1: each replica's own, as in
-        PopTorch, which has no such option; it is named after the one in TensorFlow for IPUs.
+        Groups are consecutive over all instances. The name is TensorFlow's for IPUs.
         """
         name = "Training.distributedBatchNormReplicaGroupSize"
         return self._count(name, batch_norm_replicas=replicas)
@@ -130,20 +119,16 @@ class PrecisionOptions(Group):
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
 
-        An IPU rounds every float16 result that way; here the update is computed in float32 and
-        rounded at its end, and activations and gradients are rounded as in PyTorch. Float32 models
-        are not changed.
+        An IPU rounds every float16 result that way. Here the update is computed in float32 and
+        rounded at its end; all else, and float32 models, are as in PyTorch.
         """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions.
-
-        ``torch.float`` or ``torch.half``.
+        """Type of partial sums of products and convolutions: ``torch.float`` or ``torch.half``.
 
         With float16 operands, float partials use half of the multiply-accumulate units of an MK2.
-        If it is not set, products and convolutions keep float partials, as the vendor's do
-        (docs/cycles.md#planner).
+        The default is float, as the vendor's (docs/cycles.md#planner).
         """
         if dtype not in (torch.float32, torch.float16):
             raise UsageError(
@@ -152,32 +137,28 @@ class PrecisionOptions(Group):
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error if an operator divides by zero, overflows, or creates or compares NaN.
+        """Raise an Error that names an operator that divides by zero, overflows or makes NaN.
 
-        It names the operator.
-
-        See `ipu_exec.numerics.floating_point`. Every result is checked, which takes time.
+        Comparing NaN is one too. See `ipu_exec.numerics.floating_point`; it takes time.
         """
         return self._flag(
             "Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled
         )
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Whether batch norms of float16 inputs keep running statistics in float32.
+        """Whether batch norms of float16 inputs compute running statistics in float32.
 
-        In float32 also where the model's buffers are float16: those are then what it rounds to.
+        If the model's buffers are float16, they hold the rounded values.
         """
         return self._flag(
             "Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value
         )
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """How operands of float16 and float32 are combined.
+        """How operands of float16 and float32 combine: cast to float16, or PyTorch's promotion.
 
-        All are cast to float16, or promoted as in PyTorch.
-
-        In place it is the dtype of the tensor that is written. The default is PyTorch's rule, as in
-        PopTorch since 3.0.
+        PyTorch's rule is the default, as in PopTorch since 3.0. In place, the written dtype
+        counts.
         """
         return self._enum(
             "Precision.halfFloatCasting",
@@ -232,7 +213,7 @@ class DistributedOptions(Group):
 
 
 class JitOptions(Group):
-    """``opts.Jit``: kept for PopTorch's scripts; models are captured by running them."""
+    """``opts.Jit``: for PopTorch's scripts; models are captured by running them."""
 
     def __init__(self) -> None:
         super().__init__(trace_model=True)
@@ -243,10 +224,7 @@ class JitOptions(Group):
 
 
 class PopartOptions(Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend.
-
-    docs/compatibility.md says which ones have an effect.
-    """
+    """``opts._Popart``: PopTorch's backend settings; docs/compatibility.md lists effective ones."""
 
     def __init__(self) -> None:
         super().__init__(engineOptions={})
@@ -273,11 +251,7 @@ class PopartOptions(Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """Enable or disable PopART's patterns by name.
-
-        ``SparseAccumulate`` and ``TiedGatherAccumulate`` have an effect
-        (`ipu_exec.capture.rewrites.patterns`), the others are recorded.
-        """
+        """Set PopART's patterns; some have effects (`ipu_exec.capture.rewrites.patterns`)."""
         if not isinstance(patterns, Mapping):
             raise UsageError(
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"

@@ -27,10 +27,7 @@ class ConfigFileError(UsageError):
 
 
 def call_line(options: Any, line: str, place: str) -> None:
-    """Run ``Group.method(arguments)`` on ``options``.
-
-    Arguments are literals and members of our enums.
-    """
+    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and our enums."""
     try:
         call = ast.parse(line, mode="eval").body
         if not isinstance(call, ast.Call):
@@ -59,8 +56,8 @@ def method_of(options: Any, path: str) -> Callable[..., Any]:
         if name.startswith("_") and name != "_Popart":
             raise AttributeError(f"{path} is not an option")
         method = getattr(method, name)
-    found: Callable[..., Any] = method
-    return found
+    callable_option: Callable[..., Any] = method
+    return callable_option
 
 
 def _argument(node: ast.expr) -> Any:
@@ -81,10 +78,10 @@ def _made(call: ast.Call) -> Any:
     named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
     if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
         return getattr(_made(call.func.value), call.func.attr)(*arguments, **named)
-    known = {kind.__name__: kind for kind in _CONSTRUCTORS}
-    if before or name not in known:
-        raise ValueError(f"{ast.unparse(call.func)} is not one of {', '.join(known)}")
-    return known[name](*arguments, **named)
+    kinds = {kind.__name__: kind for kind in _CONSTRUCTORS}
+    if before or name not in kinds:
+        raise ValueError(f"{ast.unparse(call.func)} is not one of {', '.join(kinds)}")
+    return kinds[name](*arguments, **named)
 
 
 _CONSTRUCTORS = (

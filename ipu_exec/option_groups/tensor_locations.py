@@ -29,11 +29,10 @@ class TensorLocationSettings(Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps only its part.
+        """Each replica stores only its part of weights, optimiser states and accumulators.
 
-        Of weights, optimiser states and accumulators. Of activations only where phases are
-        pipelines: those that all IPUs which share a stage's tensors (`tensorSharding`) have alike
-        wait off the chip in parts on these.
+        Of activations only if phases are pipelines: those that all IPUs of a stage
+        (`tensorSharding`) have alike wait off the chip in parts.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
@@ -42,10 +41,7 @@ class TensorLocationSettings(Group):
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded.
-
-        By default those of fewer than 8,192 elements, as in PopART.
-        """
+        """Smaller tensors are not sharded; by default below 8,192 elements, as in PopART."""
         return self._count(
             "minElementsForReplicatedTensorSharding",
             0,
@@ -53,10 +49,10 @@ class TensorLocationSettings(Group):
         )
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load through I/O tiles, beside what the others compute.
+        """Load through I/O tiles while the others compute.
 
-        In `PipelinedExecution` with Phases, where `TensorLocations.numIOTiles` sets tiles aside;
-        otherwise compiling warns that the tiles that compute load it.
+        Takes effect in `PipelinedExecution` with Phases and `TensorLocations.numIOTiles`;
+        otherwise compiling warns that compute tiles load it.
         """
         return self._flag("useIOTilesToLoad", io_tiles_to_load=use)
 
@@ -122,18 +118,11 @@ class TensorLocationOptions(Group):
         }
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations are kept until the backward pass.
-
-        A pipeline keeps its stash on the chip: compiling it warns.
-        """
+        """Where activations wait for the backward; compiling warns that a stash stays on chip."""
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights are stored.
-
-        Those off the chip are loaded before they are used, in forward, backward and update. In
-        phased execution they are loaded and stored with their phase by default.
-        """
+        """Where weights are stored; off the chip they are loaded for each use, or phase."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -145,10 +134,9 @@ class TensorLocationOptions(Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192; the others compute meanwhile.
 
-        The others compute, while the tensors that `set_overlap_for_input` and
-        `set_overlap_for_output` name are transferred.
+        For the tensors of `set_overlap_for_input` and `set_overlap_for_output`.
         """
         if (
             isinstance(num_tiles, bool)

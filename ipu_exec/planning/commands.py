@@ -23,8 +23,8 @@ from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
 from ipu_exec.script_levers import Levers, parse
 from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session.applied_levers import with_levers
+from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor
-from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Plan, save
 from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.planner.mappings.search_state import INTERRUPTED

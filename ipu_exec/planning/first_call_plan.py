@@ -17,8 +17,8 @@ from ipu_exec.options import Options
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
 from ipu_exec.planning.workers import workers_of
+from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
-from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Key, Plan, Question
 from ipuscope.planner.mappings.compile_search import plan, verified
 from ipuscope.planner.mappings.question import (

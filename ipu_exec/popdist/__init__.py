@@ -1,4 +1,4 @@
-"""PopDist's names: which of how many instances of a script this is, and its number of replicas.
+"""PopDist's names: which of how many instances of a script this is, and its replicas.
 
 Without ``poprun`` or ``ipu-run --instances`` a script is the only instance, with one replica.
 """
@@ -96,8 +96,8 @@ def getNumIpusPerReplica() -> int:
 def getDeviceId(ipus_per_replica: int | None = None) -> int:
     """The device that this instance uses.
 
-    The modelled system has one partition. Its devices, each with as many IPUs as an instance needs,
-    are counted from 0: device i belongs to instance i.
+    The modelled system has one partition of devices, each with an instance's IPUs: device i is
+    instance i's.
     """
     if ipus_per_replica is not None and ipus_per_replica < 1:
         raise UsageError(f"getDeviceId: a replica has IPUs, not {ipus_per_replica}")
@@ -107,10 +107,7 @@ def getDeviceId(ipus_per_replica: int | None = None) -> int:
 def execute_on_instances(
     instances: Collection[int], function: Callable[..., Given], *args: Any, **kwargs: Any
 ) -> Given | None:
-    """Call a function on these instances while the others wait.
-
-    Returns its result, and None on the others.
-    """
+    """Call a function on these instances while the others wait, and get None."""
     index, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
     if strange:
         raise UsageError(

@@ -1,6 +1,6 @@
 """What a script's instances must have in common, checked before their first call.
 
-Each sends a hash; the values themselves are sent only if these differ, to name the difference.
+Each sends a hash; the values are sent only if these differ, to name the difference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ipu_exec.options import Options
 
 logger = logging.getLogger("ipu_exec")
 
-# Options that are an instance's own: which it is, and where and how much it says.
+# options that are an instance's own: its number, and where and how much it logs
 _OWN = (
     "Distributed.processId",
     "profilingDirectory",
@@ -56,10 +56,10 @@ def agree(
     inputs: Mapping[str, Any],
     optimiser: object,
 ) -> tuple[Peer, ...]:
-    """All instances, once they are known to run the same script with the same options.
+    """All instances, once they agree on script and options; UsageError names what differs.
 
-    ``inputs``: kinds and shapes; ``optimiser``: its structure. Weights and buffers become those of
-    instance 0, with a warning if they differed. UsageError names what differs.
+    ``inputs``: kinds and shapes; ``optimiser``: its structure. Weights and buffers become those
+    of instance 0, with a warning if they differed.
     """
     facts = _facts(options, model, inputs, optimiser)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

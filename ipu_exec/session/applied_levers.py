@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.script_levers import Levers, changed_options
-from ipu_exec.session.call_plan import samples_of
-from ipu_exec.session.first_call import FirstCall
+from ipu_exec.session.call_plan import FirstCall, samples_of
 
 _DTYPES = {"half": torch.float16, "float": torch.float32}
 _FLOATS = (torch.float16, torch.float32)
@@ -47,10 +46,9 @@ def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[
 
 
 def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:
-    """A micro-batch of ``samples`` in the precision and of the size that the levers say.
+    """A micro-batch of ``samples`` in the levers' precision and size.
 
-    Samples are repeated where it needs more: only shapes count. What has another first dimension
-    than the samples stays.
+    Samples are repeated if need be: shapes count. Other first dimensions stay.
     """
     wanted = levers.micro_batch or samples
 

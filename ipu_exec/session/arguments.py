@@ -1,7 +1,7 @@
 """The arguments of a compiled model: its inputs by the names of ``forward``, and their check.
 
-An executable is compiled for inputs of certain structure, shapes and dtypes. PopTorch refuses
-others, naming what it expected and what it got; so does `check`.
+An executable is compiled for inputs of certain structure, shapes and dtypes. `check` refuses
+others, as PopTorch does, naming what it expected and what it got.
 """
 
 from __future__ import annotations
@@ -114,10 +114,7 @@ def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mappin
 
 
 def describe(value: Any) -> Any:
-    """The value with its tensors replaced by their shapes and dtypes.
-
-    An executable depends on this.
-    """
+    """The value, with shapes and dtypes for tensors, on which an executable depends."""
     if isinstance(value, torch.Tensor):
         return TensorLike(str(value.dtype), tuple(value.shape))
     parser = parser_of(value)

@@ -1,10 +1,8 @@
 """autoreport: writes a compiled model and its first runs to ``profile.pop``.
 
-See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
-
-``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. If another process is
-writing there, ``training-2`` (``-3`` ...) is used, and the log says so. If a profile cannot be
-written, the run continues without one after a single warning with the reason.
+In ``<directory>/training`` or ``<directory>/inference`` (docs/libpva.md#files-of-a-run,
+docs/libpva.md#engine-options); if another process writes there, in ``training-2`` (``-3`` ...).
+If a profile cannot be written, the run continues after one warning with the reason.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from ipu_exec.session.provenance import provenance
-from ipu_exec.session.source_text import source_text
+from ipu_exec.session.provenance import provenance, source_text
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info
@@ -39,10 +36,7 @@ PUBLISHING = 0.05  # of the time, at most, for the runs after these
 
 
 class ProfileSession:
-    """Writes the profile of one executable to ``folder`` of the directory that the options name.
-
-    Does nothing if they ask for none.
-    """
+    """Writes an executable's profile to ``folder`` of the options' directory, if they name one."""
 
     def __init__(
         self,
@@ -52,10 +46,7 @@ class ProfileSession:
         model: str,
         peers: Sequence[Peer] = (),
     ) -> None:
-        """``model``: its name, if the options do not set one.
-
-        ``peers``: the instances that the profile covers, if there are several.
-        """
+        """``model``: its name, by default. ``peers``: the instances that the profile covers."""
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -86,11 +77,11 @@ class ProfileSession:
                 self._publish(self._writer)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run if it is among the first ones, which are kept.
+        """Add a run if it is among the first `run_count`.
 
         It is in the partial file at once. The profile at ``path`` has the first
-        `PUBLISHED_AT_ONCE` runs at once too; with more, it is rewritten when that takes at most
-        `PUBLISHING` of the time, after the last of the runs that are kept and by `close`.
+        `PUBLISHED_AT_ONCE` runs at once too; later it is rewritten if that takes at most
+        `PUBLISHING` of the time, after the last run and by `close`.
         """
         writer = self._own_writer()
         if writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
@@ -106,7 +97,7 @@ class ProfileSession:
             self._add_host_events(writer)
             if self._is_due():
                 self._publish(writer)
-            # What the host does goes on: its events are added when the session is closed.
+            # The host's events go on: they are added when the session is closed.
             if self._runs >= self._wanted.run_count and not pvti.recorder.channels:
                 self._writer = None
                 writer.close()
@@ -170,15 +161,12 @@ class ProfileSession:
             if writer is not None:
                 with suppress(Exception):
                     writer.close()
-            said = error if isinstance(error, ProfileError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"no profile is written: {said}", stacklevel=4)
+            why = error if isinstance(error, ProfileError) else f"{type(error).__name__}: {error}"
+            warnings.warn(f"no profile is written: {why}", stacklevel=4)
 
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:
-    """A writer in the first of ``kind``, ``kind-2``, ... in which no other process writes.
-
-    ProfileError if that cannot be written, or if all are in use.
-    """
+    """A writer in the first of ``kind``, ``kind-2``, ... that is free; ProfileError if none is."""
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"
         try:

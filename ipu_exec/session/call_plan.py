@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.call import CallPlan
@@ -14,10 +18,7 @@ from ipu_exec.options import Options
 
 
 def plan_call(options: Options, training: bool) -> CallPlan:
-    """The plan that ``options`` ask for.
-
-    Error if EveryN does not divide the number of a replica's micro-batches.
-    """
+    """The plan by ``options``; Error if EveryN does not divide a replica's micro-batches."""
     mode = options.output_mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -55,3 +56,31 @@ def samples_of(micro_batch: Any) -> int:
     """The samples of a micro-batch: the first dimension of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(micro_batch) if isinstance(leaf, torch.Tensor)]
     return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
+
+
+# -- What the first call of a model would compile ---
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """A model and one micro-batch of its inputs, args and kwargs.
+
+    ``samples``: of a weight update (a device iteration in inference), over all replicas.
+    ``prepared()``: inside, the model is ready for a capture.
+    """
+
+    model: torch.nn.Module
+    options: Options
+    optimizer: torch.optim.Optimizer | None
+    training: bool
+    samples: int
+    micro_batch: tuple[tuple[Any, ...], dict[str, Any]]
+    groupings: Groupings
+    prepared: Callable[[], AbstractContextManager[None]]
+
+
+class Taker(Protocol):
+    """Whoever has the first call instead of a compile."""
+
+    def take(self, call: FirstCall) -> NoReturn:
+        """Use it, and end the script."""

@@ -13,11 +13,13 @@ import torch
 from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.options import Options
 from ipu_exec.session import proposed_blocks
 from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
-from ipu_exec.session.files.executable_cache import from_cache
+from ipu_exec.session.files.executable_file import from_cache
+from ipuscope.profiler import ProfileError, open_report
 
 
 def compile_step(
@@ -34,11 +36,9 @@ def compile_step(
     """Compile one micro-batch of ``model``.
 
     ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward reads off tensors
-    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas.
-
-    Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
-    Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
-    saved.
+    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas. Error
+    for an impossible placement, LoweringError for an operator without lowering. Running out of
+    memory is an error later, of `Executable.check_memory`, once the profile was saved.
     """
     asked = compile_options(options, training, samples_of((args, kwargs)), groupings)
     progress(0.0, "capture")
@@ -58,3 +58,25 @@ def compile_step(
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
     settings = options.flat() | ({"proposedBlocks": list(proposed)} if proposed else {})
     return replace(executable, settings=settings, contents=tuple(contents))
+
+
+# -- The error of a model that does not fit, with what would free most ---
+
+
+def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
+    """The error with a line for each change that frees memory, if its profile has any."""
+    if not error.profile_path:
+        return error
+    from ipuscope.planner.advice.relief import fewest_changes, in_words, relief
+
+    try:
+        with open_report(error.profile_path) as report:
+            lines, together = in_words(relief(report)), fewest_changes(report)
+    except (ProfileError, ValueError):
+        return error
+    if not lines:
+        return error
+    lines_of_relief = "\n  ".join(["What frees most of that tile:", *lines])
+    if together:
+        lines_of_relief += f"\nThe fewest changes with which every IPU fits: {together}"
+    return OutOfMemoryError(f"{error}\n{lines_of_relief}", profile_path=error.profile_path)

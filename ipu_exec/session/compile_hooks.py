@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from ipu_exec.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 _BEFORE_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
 _AFTER_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()

@@ -33,14 +33,13 @@ from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session import arguments
 from ipu_exec.session.agreement import agree
 from ipu_exec.session.applied_levers import pull_on_inputs, pull_on_model
-from ipu_exec.session.call_plan import plan_call, samples_of
+from ipu_exec.session.call_plan import FirstCall, Taker, plan_call, samples_of
+from ipu_exec.session.compilation import with_relief
 from ipu_exec.session.compile_hooks import hooked
 from ipu_exec.session.files import executable_file as executables
-from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.on_device import OnDevice
-from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.session.torch_compile import not_compiled_by_torch
 from ipu_exec.session.wrapped_model import unwrap
@@ -51,17 +50,14 @@ logger = logging.getLogger("ipu_exec")
 
 
 class Compiled(OnDevice):
-    """Compiles a wrapped model for inputs like those of its first call, or loads what was."""
+    """Compiles a wrapped model for inputs like those of its first call, or loads an executable."""
 
     # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
     first_call_taker: ClassVar[Taker | None] = None
 
     @without_our_frames
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for inputs like these, without running.
-
-        Does nothing if that was done already.
-        """
+        """Compile for inputs like these, without running, unless that was done already."""
         with gc_pause.paused():
             self._prepare(args, kwargs)
             if self._session is not None:
@@ -127,10 +123,7 @@ class Compiled(OnDevice):
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
-        """Compile. ``contents``: the values that the forward reads from tensors.
-
-        If it reads any, they are found by running it.
-        """
+        """Compile. ``contents``: what the forward reads off tensors, else found by a run."""
         from ipu_exec.session.compilation import compile_step
 
         start = time.perf_counter()
@@ -211,7 +204,7 @@ class Compiled(OnDevice):
         )
 
     def _settled_modes(self) -> Modes:
-        """The train or eval mode of each module, to be compiled and kept."""
+        """The train or eval mode of each module, to be compiled."""
         return modes_of(self._model)
 
     def _pull(self, levers: Levers, micro_batch: Any) -> Any:
@@ -223,10 +216,7 @@ class Compiled(OnDevice):
         return pull_on_inputs(micro_batch, levers, samples_of(micro_batch))
 
     def _take(self, executable: Any) -> None:
-        """Make it the executable that runs.
-
-        Opens its profile, checks its memory and finds the anchored tensors.
-        """
+        """Run this executable: open its profile, check its memory, find the anchored tensors."""
         if self._options.profiling().enabled and self._plan.instance == 0:
             from ipu_exec.session.autoreport import ProfileSession
 
@@ -234,9 +224,8 @@ class Compiled(OnDevice):
             self._session = ProfileSession(
                 self._options, executable, self._report_folder, name, self._peers
             )
-            self._closer = weakref.finalize(
-                self, self._session.close
-            )  # at the latest when Python ends
+            # at the latest when Python ends
+            self._closer = weakref.finalize(self, self._session.close)
         try:
             executable.check_memory(str(getattr(self._session, "path", None) or ""))
         except OutOfMemoryError as error:
@@ -249,9 +238,8 @@ class Compiled(OnDevice):
             names = {*tensor_names(executable.graph), *self._optimiser_tensors()}
             for anchor in self._options.anchored_tensors.values():
                 mode, period = anchor["mode"] or self._plan.output_mode, anchor["period"]
-                name = (
-                    mode.name if mode is OutputMode.Sum else mode.name.upper()
-                )  # PopTorch's log has ALL and Sum
+                # PopTorch's log has ALL and Sum
+                name = mode.name if mode is OutputMode.Sum else mode.name.upper()
                 logger.debug(
                     "anchored: %s %s/%d",
                     anchor["name"],
@@ -292,20 +280,15 @@ class Compiled(OnDevice):
         save_rng_state: bool = True,
         **kwargs: Any,
     ) -> None:
-        """`compile` for inputs like these, then `save`.
-
-        Also works without a device (``useOfflineIpuTarget``).
-        """
+        """`compile` for inputs like these, also without a device, then `save`."""
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write the executable to a file, for `loadExecutable`.
+        """Write the executable for `loadExecutable` to a file (in a directory: ``model.poptorch``).
 
-        In a directory the file is ``model.poptorch``.
-
-        ``export_model``: include the model, optimiser and options, for `ipu_exec.load`. Error
-        before compiling.
+        ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before
+        compiling.
         """
         self._need_executable("save")
         if self._attached:
@@ -326,8 +309,6 @@ class Compiled(OnDevice):
 
     def loadExecutable(self, filename: str) -> None:
         """Load an executable that `save` or `compileAndExport` wrote for such a model.
-
-        Nothing is compiled then.
 
         Error if the file contains none, or one for the other use (training, inference).
         """
@@ -371,10 +352,7 @@ class Compiled(OnDevice):
         return self._executable is not None
 
     def compilationTime(self) -> timedelta:
-        """The duration of the last compilation.
-
-        Error before compiling and if ``showCompilationProgressBar`` is off, as in PopTorch.
-        """
+        """The duration of the last compilation; Error without a compile or its progress bar."""
         if self._executable is None:
             raise UsageError("Please compile the model before obtaining compilation time.")
         if not self._options.compilation_progress_bar:
@@ -384,10 +362,7 @@ class Compiled(OnDevice):
         return timedelta(seconds=self._compilation_seconds)
 
     def destroy(self) -> None:
-        """Finish the profile and discard what was compiled.
-
-        A call compiles again, for whatever inputs it gets; the user's module can be wrapped again.
-        """
+        """Finish the profile and discard the executable; the user's module can be wrapped again."""
         self.copyWeightsToHostIfNeeded()
         self._release()
         self._modes = ()
@@ -433,12 +408,12 @@ def _naming_tensors() -> Iterator[None]:
 
 def check_updatable(names: Sequence[str], model: torch.nn.Module) -> None:
     """Error if ``Options.updatableNamedBuffers`` names something other than a buffer."""
-    known = dict(model.named_buffers())
+    buffers = dict(model.named_buffers())
     for name in names:
-        if name not in known:
+        if name not in buffers:
             raise UsageError(
                 f"updatableNamedBuffers names {name!r}, which is not a buffer of the model: it has"
-                f" {', '.join(map(repr, known)) or 'none'}"
+                f" {', '.join(map(repr, buffers)) or 'none'}"
             )
 
 
@@ -460,12 +435,8 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 
-_STRUCTURAL = (
-    "bias_correction",
-    "max_grad_norm",
-    "max_weight_norm",
-    "use_tf_variant",
-)  # they choose the operators
+# attributes that choose the operators
+_STRUCTURAL = ("bias_correction", "max_grad_norm", "max_weight_norm", "use_tf_variant")
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
@@ -481,7 +452,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 def _progress(shown: bool) -> Iterator[passes.Progress]:
     """A progress bar 'Graph compilation' on stderr, and a line at the end, as of PopTorch.
 
-    Yields a function that takes the completed part (0 to 1) and the current activity.
+    Yields a function of the completed part (0 to 1) and the current activity.
     """
     if not shown:
         yield lambda part, what: None

@@ -1,9 +1,8 @@
 """The device's copies of a model's weights and buffers, where they differ from the host's.
 
-PopTorch copies weights when it attaches to a device and when it is asked to, not at each call
-[POPTORCH, python/_poplar_executor.py]: what a script writes into a parameter afterwards is not seen
-until ``copyWeightsToDevice``. The tensors here are copy-on-write clones, so that nothing is held
-twice until one of the two is written.
+PopTorch copies weights when it attaches to a device and on request, not at each call [POPTORCH,
+python/_poplar_executor.py]: a script's later writes take effect with ``copyWeightsToDevice``. The
+tensors here are copy-on-write clones: memory is copied once one of the two is written.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy-on-write clone; its memory is only copied at once if it has to be.
+    """A copy-on-write clone, or a plain one of memory that PyTorch did not allocate.
 
-    Memory that PyTorch did not allocate (of a file, an array, other processes) cannot be shared so:
-    writing to what `torch.load` gave would end the process, and the others are refused.
+    Of a file, an array, other processes: writing to `torch.load`'s would end the process.
     """
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.is_shared():
@@ -52,11 +50,11 @@ class DeviceTensors:
     """Weights and buffers on the device, by name; empty without a device."""
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
 
     def copy_to_device(self, host: Tensors) -> None:
         """Copy the host's current tensors to the device."""
-        self._held |= {name: _clone(tensor) for name, tensor in host.items()}
+        self._tensors |= {name: _clone(tensor) for name, tensor in host.items()}
 
     def copy_to_host(self, host: Tensors) -> None:
         """Copy the device's tensors to the host's."""
@@ -65,42 +63,41 @@ class DeviceTensors:
     def _copy(self, differing: Tensors) -> None:
         with torch.no_grad():
             for name, tensor in differing.items():
-                tensor.copy_(self._held[name])
+                tensor.copy_(self._tensors[name])
 
     def release(self) -> None:
         """Drop all tensors: the device is detached."""
-        self._held.clear()
+        self._tensors.clear()
 
     def _differing(self, host: Tensors) -> dict[str, torch.Tensor]:
         """The host's tensors that differ from the device's."""
         return {
             name: tensor
             for name, tensor in host.items()
-            if name in self._held
-            and tensor.shape == self._held[name].shape
-            and not _same(tensor, self._held[name])
+            if name in self._tensors
+            and tensor.shape == self._tensors[name].shape
+            and not _same(tensor, self._tensors[name])
         }
 
     @contextlib.contextmanager
     def training(self, host: Tensors) -> Iterator[None]:
         """Run a training call from the device's tensors, and update the host's with the result.
 
-        Values written to the host's tensors meanwhile are lost, as when PopTorch copies trained
-        weights to the host.
+        Values written to the host's tensors meanwhile are lost, as in PopTorch.
         """
-        if not self._held:
+        if not self._tensors:
             yield
             return
         differing = self._differing(host)
         for name, tensor in differing.items():
-            if not torch.equal(tensor, self._held[name]):
+            if not torch.equal(tensor, self._tensors[name]):
                 logger.warning(
                     "%s was changed on the host, and the device has not seen it: call"
                     " copyWeightsToDevice() after changing weights. The change is lost",
                     name,
                 )
         self._copy(differing)
-        self._held.clear()  # alone, a tensor is written without being copied
+        self._tensors.clear()  # alone, a tensor is written without being copied
         try:
             yield
         finally:
@@ -108,18 +105,15 @@ class DeviceTensors:
 
     @contextlib.contextmanager
     def inference(self, host: Tensors, buffers: Tensors) -> Iterator[None]:
-        """Run an inference call with the device's tensors; the host's are not changed.
-
-        ``buffers`` are those of ``host`` that the model may write.
-        """
-        if not self._held:
+        """Run an inference call with the device's tensors; ``buffers``: those it may write."""
+        if not self._tensors:
             yield
             return
         differing = self._differing(host)
         host_data = {name: tensor.data for name, tensor in differing.items()}
         for name, tensor in differing.items():
-            tensor.data = self._held[name]
-        self._held.clear()
+            tensor.data = self._tensors[name]
+        self._tensors.clear()
         before = {name: _clone(tensor) for name, tensor in buffers.items()}
         try:
             yield

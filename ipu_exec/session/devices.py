@@ -1,7 +1,6 @@
 """The IPUs that the models of this process hold.
 
-Any number of IPUs is available, but a device requested by its id (``Options.useIpuId``) is
-exclusive: a second model only gets it after the first has detached.
+Any number exists, but one with an id (``Options.useIpuId``) is one model's until it detaches.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HOLDERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 def acquire(holder: object, ipu_id: int | None, ipus: int) -> None:
     """Attach to a device of that many IPUs. Error if another model holds it."""
     if ipu_id is not None:
-        if any(held == ipu_id for other, held in _HOLDERS.items() if other is not holder):
+        if any(used == ipu_id for other, used in _HOLDERS.items() if other is not holder):
             raise UnrecoverableError(
                 f"Failed to acquire {ipus} IPU(s): device {ipu_id} is in use by another model of"
                 " this process. Call detachFromDevice() on that model first, or leave useIpuId out"

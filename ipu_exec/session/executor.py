@@ -1,8 +1,8 @@
 """``PoplarExecutor``: a model that compiles for the modelled IPUs at its first call and then runs.
 
-Numbers come from `ipu_exec.numerics.loop` and cycles from the result of `ipu_exec.compiler.passes`;
-profiles are written by `ipu_exec.session.autoreport`. The wrapped model's parameters are the user's
-own; `ipu_exec.session.device_tensors` keeps track of those for which the device holds other values.
+Numbers come from `ipu_exec.numerics.loop`, cycles from `ipu_exec.compiler.passes`, and
+`ipu_exec.session.autoreport` writes profiles. The parameters are the user's model's own;
+`ipu_exec.session.device_tensors` tracks those for which the device has other values.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ipu_exec.base import host_clock
-from ipu_exec.base.context import check_weights, keeping_what_is_saved, on_ipu, substituted
+from ipu_exec.base.context import check_weights, copying_before_changes, on_ipu, substituted
 from ipu_exec.base.user_tracebacks import without_our_frames
 from ipu_exec.capture.control_flow import PathWatch
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
-from ipu_exec.option_groups.environment import COMPILE_ONLY_VARIABLE
+from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.compiled import Compiled
 from ipu_exec.session.files import executable_file as executables
@@ -46,7 +46,7 @@ def trainingModel(
     """Wrap ``model`` for training: a call runs forward, backward and weight updates.
 
     The model returns its loss last (or marks it with `identity_loss`). Parameters are shared with
-    ``model``. Without an optimiser, SGD with lr=0.01 is used, as in PopTorch.
+    ``model``. The default optimiser is SGD with lr=0.01, as in PopTorch.
     """
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
@@ -63,8 +63,8 @@ def load(
 ) -> PoplarExecutor:
     """The compiled model of a file that ``compileAndExport`` or ``save`` wrote with its model.
 
-    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: load files
-    only from people you trust.
+    ``edit_opts_fn`` may change the options first. Warns that it unpickles: trust the file's
+    author.
     """
     exported = executables.read_model(filename)
     options = exported["options"]
@@ -83,21 +83,18 @@ def load(
 class PoplarExecutor(Compiled):
     """A compiled model, created by `trainingModel` or `inferenceModel`.
 
-    Attributes that it does not have are the wrapped model's; a parameter of it comes with
-    ``replicaGrouping`` (`ipu_exec.base.replica_groups`).
+    Other attributes are the wrapped model's; its parameters have a ``replicaGrouping``
+    (`ipu_exec.base.replica_groups`). Stores a copy of ``options`` and freezes the ones passed to
+    it.
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
-    Compiles again, and logs that in the log "ipu_exec", when trained parameters or the optimiser's
-    structure change. Train or eval is fixed at that point (`ipu_exec.session.modes`). Holds a copy
-    of ``options`` and freezes the ones passed to it.
+    Compiles again, and logs that in the log "ipu_exec", when trained parameters or the
+    optimiser's structure change. Train or eval is fixed at that point (`ipu_exec.session.modes`).
     """
 
     @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call's micro-batches.
-
-        Takes the model's arguments, with all micro-batches along dimension 0.
-        """
+        """Run a call's micro-batches: the model's arguments, batched along dimension 0."""
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
                 "Trying to run a model on an offline device: these options compile but do not"
@@ -123,7 +120,7 @@ class PoplarExecutor(Compiled):
             on_ipu(),
             Devices() if self._executable.graph.names_ipu else nullcontext(),
             in_modes(self._modes),
-            keeping_what_is_saved(self._executable.graph.mutates),
+            copying_before_changes(self._executable.graph.mutates),
             substituted(),
             not_compiled_by_torch(),
             nullcontext() if self._rng is None else self._own_random_numbers(),
@@ -161,7 +158,7 @@ class PoplarExecutor(Compiled):
         return result
 
     def _shown(self) -> AbstractContextManager[object]:
-        """Inside, standard error says what lasts. After a quick call the next is quick, too."""
+        """Show on stderr that the call takes time, unless the one before was quick."""
         if self._was_quick:
             return nullcontext()
         which = "a" if self._ran else "the first"
@@ -177,8 +174,8 @@ class PoplarExecutor(Compiled):
             return None
         from ipu_exec.numerics.anchors import Watch
 
-        known = self._optimiser_tensors()
-        wanted = any(anchor.name in known for anchor in self._anchors.values())
+        names = self._optimiser_tensors()
+        wanted = any(anchor.name in names for anchor in self._anchors.values())
         others = self._optimiser_tensors if wanted else None
         return Watch(self._model, self._anchors, self._plan, self._training, exceptions, others)
 
@@ -199,10 +196,7 @@ class PoplarExecutor(Compiled):
                 )
 
     def _stop_after_compiling(self) -> NoReturn:
-        """End the script after compiling, for `ipu-run --compile-only`.
-
-        The profile is complete, and no number is computed.
-        """
+        """End the script after compiling, with a complete profile, for `ipu-run --compile-only`."""
         where = ""
         if self._session is not None:
             self._session.publish()
@@ -211,37 +205,29 @@ class PoplarExecutor(Compiled):
         raise SystemExit(0)
 
     def getTensorNames(self) -> list[str]:
-        """Names of the optimiser's tensors and of all that `Options.anchorTensor` can keep.
-
-        Error before compiling.
-        """
+        """Names that `Options.anchorTensor` takes, the optimiser's too. Error before compiling."""
         from ipu_exec.numerics.anchors import tensor_names
 
         self._need_executable("getTensorNames")
         return [*tensor_names(self._executable.graph), *self._optimiser_tensors()]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """The values that ``Options.anchorTensor(short_name, ...)`` kept in the last call.
-
-        Error if it kept none.
-        """
+        """What ``Options.anchorTensor(short_name, ...)`` stored in the last call; else an Error."""
         if short_name not in self._anchored:
-            known = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
+            names = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
             when = (
                 "call the model first"
                 if short_name in self._options.anchored_tensors
-                else f"there are {known}"
+                else f"there are {names}"
             )
             raise UsageError(f"getAnchoredTensor: no tensor {short_name!r} was anchored: {when}")
         return self._anchored[short_name]
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """The times at which the last call's inputs and outputs were requested and complete.
+        """When the last call's inputs and outputs were requested and complete, in modelled seconds.
 
-        In modelled seconds since its start.
-
-        ``["input"][i][step]``, "input_complete", "output", "output_complete"; see
-        `ipu_exec.session.latencies`. Empty lists before the first call.
+        ``["input"][i][step]``, "input_complete", "output", "output_complete", each from the
+        call's start; see `ipu_exec.session.latencies`. Empty lists before the first call.
         """
         from ipu_exec.session import latencies as counters
 
@@ -257,10 +243,7 @@ class PoplarExecutor(Compiled):
         return counters.latency(self.getPerfCounters(), first, of_first, last, of_last)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Modelled seconds (least, most, mean) in which inputs reach the IPU.
-
-        From the request for the first to the arrival of the last.
-        """
+        """Modelled seconds (least, most, mean) from the first input asked for to the last in."""
         return self._latency("input", min, "input_complete", max)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
@@ -268,10 +251,7 @@ class PoplarExecutor(Compiled):
         return self._latency("input_complete", max, "output", max)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Modelled seconds (least, most, mean) in which outputs reach the host.
-
-        From the first output being ready to the arrival of the last.
-        """
+        """Modelled seconds (least, most, mean) from the first output ready to the last arrived."""
         return self._latency("output", min, "output_complete", max)
 
     def getLatency(self) -> tuple[float, float, float]:
@@ -279,10 +259,7 @@ class PoplarExecutor(Compiled):
         return self._latency("input", min, "output_complete", max)
 
     def train(self, mode: bool = True) -> PoplarExecutor:
-        """Put the user's model into train (or eval) mode.
-
-        The compiled program keeps its mode (`ipu_exec.session.modes`).
-        """
+        """Set the user's model's mode, not the compiled program's (`ipu_exec.session.modes`)."""
         self._model.train(mode)
         return self
 
@@ -291,10 +268,9 @@ class PoplarExecutor(Compiled):
         return self.train(False)
 
     def cycleCount(self) -> int:
-        """Modelled cycles of one call.
+        """Modelled cycles of one call; ``executable.cycles_per_call`` once the model is compiled.
 
-        Error before the first call and without ``Options.logCycleCount(True)``, as in PopTorch;
-        ``executable.cycles_per_call`` is available once the model is compiled.
+        Error before the first call and without ``Options.logCycleCount(True)``, as in PopTorch.
         """
         if not self._options.log_cycle_count:
             raise UsageError(

@@ -1,7 +1,4 @@
-"""Transfer times of the last call's inputs and outputs on the modelled clock.
-
-PopTorch's latencies are derived from them.
-"""
+"""Modelled times of the last call's inputs and outputs, and PopTorch's latencies from them."""
 
 from __future__ import annotations
 
@@ -30,10 +27,9 @@ def none() -> Counters:
 def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     """Seconds since the call began, ``[event][input or output][micro-batch]``.
 
-    Micro-batches are in the order of the batch: device iteration, accumulation step, replica.
-    Replicas run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send
-    once. An input that nothing reads is not sent: it is complete when it is requested. The times
-    are the schedule's, so they are the same for every call.
+    Micro-batches are in the batch's order: device iteration, accumulation step, replica; replicas
+    run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send once. An
+    input that nothing reads is complete when requested. All calls have the schedule's times.
     """
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     count = int(schedule.micro_batch.max()) + 1
@@ -96,6 +92,7 @@ def _column(
     across = executable.timeline.costs.across
     last = (trace.iterations - 1, int(schedule.micro_batch.max()))
     seconds: list[float] = []
+    local_replicas = executable.options.replicas // executable.options.instances
     for iteration, micro_batch in micro_batches:
         within = _times(executable, kind, stage, micro_batch)[end]
         at = schedule.head + iteration * trace.iteration_cycles + within
@@ -103,17 +100,14 @@ def _column(
             at = schedule.head * end  # before the first device iteration
         if across and kind == schedule_types.UNLOAD and (iteration, micro_batch) == last:
             at = executable.cycles_per_call - schedule.tail * (not end)  # after the last
-        seconds += [at * (1 / executable.target.clock_hz)] * _local_replicas(executable)
+        seconds += [at * (1 / executable.target.clock_hz)] * local_replicas
     return seconds
 
 
 def _times(
     executable: Executable, kind: int, stage: int | None, micro_batch: int
 ) -> tuple[int, int]:
-    """Start and end of a transfer.
-
-    Without a stage, both are the start of the micro-batch's first task.
-    """
+    """Start and end of a transfer; without a stage, the start of the first task for both."""
     schedule = executable.timeline.schedule
     in_micro_batch = schedule.micro_batch == micro_batch
     if stage is not None:
@@ -130,10 +124,7 @@ def _times(
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is shifted out of its own device iteration.
-
-    See `schedule_types.Costs.across`.
-    """
+    """Cycles by which `Costs.across` shifts a transfer out of its own device iteration."""
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:
         return 0
@@ -145,22 +136,17 @@ def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
 
 
 def latency(
-    found: Counters, first: str, of_first: Reduce, last: str, of_last: Reduce
+    times: Counters, first: str, of_first: Reduce, last: str, of_last: Reduce
 ) -> tuple[float, float, float]:
     """Least, most and mean seconds from event ``first`` to ``last``; 0 if nothing was sent.
 
     If several micro-batches produce one output, the first of them counts, as in PopTorch.
     """
-    starts = [of_first(step) for step in zip(*found[first], strict=True)]
-    ends = [of_last(step) for step in zip(*found[last], strict=True)]
+    starts = [of_first(step) for step in zip(*times[first], strict=True)]
+    ends = [of_last(step) for step in zip(*times[last], strict=True)]
     if not starts or not ends:
         return 0.0, 0.0, 0.0
     group = len(starts) // len(ends)
     begun = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
     spent = [end - start for start, end in zip(begun, ends, strict=True)]
     return min(spent), max(spent), statistics.fmean(spent)
-
-
-def _local_replicas(executable: Executable) -> int:
-    """The replicas whose inputs and outputs this instance handles."""
-    return executable.options.replicas // executable.options.instances

@@ -1,7 +1,7 @@
 """A wrapped model and what the device has of it: weights, buffers, optimiser and random numbers.
 
-The wrapped model's parameters are the user's own; `ipu_exec.session.device_tensors` keeps track of
-those for which the device holds other values.
+The parameters are the user's model's own; `ipu_exec.session.device_tensors` tracks those for
+which the device has other values.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ class OnDevice:
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
-        self.per_replica_params: dict[
-            str, tuple[Any, Any, Any]
-        ] = {}  # name -> what `replicaGrouping` was told
+        # name -> what `replicaGrouping` was told
+        self.per_replica_params: dict[str, tuple[Any, Any, Any]] = {}
         self._attached = self._seeded = self._ran = self._was_quick = False
         self._rng: torch.Tensor | None = None  # the device's, if it is not PyTorch's
         self._device = DeviceTensors()
@@ -195,7 +194,7 @@ class OnDevice:
         self._device.copy_to_device(tensors_of(self._model))
 
     def detachFromDevice(self) -> None:
-        """Release the device; what was compiled is kept. Error if it is not attached."""
+        """Release the device; the executable stays. Error if it is not attached."""
         self._need_executable("detachFromDevice")
         if not self._attached:
             raise Error("Device is not attached")
@@ -234,10 +233,7 @@ class OnDevice:
         return loaded
 
     def copyWeightsToHost(self) -> None:
-        """Copy the device's weights and buffers to the model. Error before compiling.
-
-        Reading the weights of a trained model does this implicitly.
-        """
+        """Copy the device's weights and buffers to the model. Error before compiling."""
         self._need_executable("copyWeightsToHost")
         logger.debug("Writing weights from IPU to host")
         if not self._host_is_behind:  # else the host has them, and what its user wrote since
@@ -254,9 +250,9 @@ class OnDevice:
         return True
 
     def copyWeightsToDevice(self) -> None:
-        """Copy the model's weights and buffers to the device and its replicas. Error if uncompiled.
+        """Copy the model's weights and buffers to the device and its replicas.
 
-        Attaching a device does this too; later changes of the model's weights require a call.
+        Error before compiling. Attaching does this too; later changes require a call.
         """
         self._need_executable("copyWeightsToDevice")
         if self._host_is_behind:
@@ -272,10 +268,7 @@ class OnDevice:
             self._device.copy_to_device(tensors_of(self._model))
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Copy the buffers that ``Options.updatableNamedBuffers`` names to the device.
-
-        Error before compiling, and if it names none.
-        """
+        """Copy `Options.updatableNamedBuffers` to the device. Error if uncompiled, or if none."""
         self._need_executable("copyNamedBuffersToDevice")
         names = self._options.updatable_named_buffers
         if not names:
@@ -304,12 +297,10 @@ class OnDevice:
         return self._device.inference(host, dict(self._model.named_buffers()))
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use ``optimizer`` from now on.
+        """Use ``optimizer`` from now on; it takes over the states of one of the same kind.
 
-        States (momenta) of the previous one are kept if it is of the same kind.
-
-        New learning rates and similar values take effect at the next call without compiling. Error
-        in inference, or if the optimiser has none of the model's parameters.
+        New learning rates and the like take effect at the next call, without compiling. Error in
+        inference, or if the optimiser has none of the model's parameters.
         """
         if not self._training:
             raise UsageError("an inference model has no optimiser")
@@ -330,7 +321,7 @@ class OnDevice:
         if getattr(
             optimizer, "accum_type", torch.float32
         ) is torch.float16 and not accumulates_in_velocity(optimizer):
-            self._keep_running_means()
+            self._use_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
             check_constants(optimizer, self._constants)
@@ -353,13 +344,8 @@ class OnDevice:
         elif self._attached:
             self._tell()
 
-    def _keep_running_means(self) -> None:
-        """Let float16 accumulators hold running means, so that they do not overflow.
-
-        See docs/poptorch-semantics.md#gradients.
-
-        Error if compiled with another strategy already.
-        """
+    def _use_running_means(self) -> None:
+        """Let float16 accumulators hold running means: docs/poptorch-semantics.md#gradients."""
         strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
         if self._executable is not None and strategy is not MeanReductionStrategy.Running:
             raise UsageError(
@@ -376,10 +362,7 @@ class OnDevice:
         self._plan = plan_call(self._options, self._training)
 
     def _attach_optimiser(self) -> None:
-        """Pass the optimiser to the device, and the parameter names to the optimiser.
-
-        Offline there is no device, and so no optimiser state on one.
-        """
+        """Pass the optimiser to the device, if any, and parameter names to the optimiser."""
         if self._executable is None or self._optimizer is None or not self._attached:
             return
         self._tell()
@@ -450,11 +433,7 @@ class OnDevice:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from.
-
-        PyTorch's, unless `Options.randomSeed` or a loaded state gives the device one of its own.
-        Error before compiling.
-        """
+        """State of random operators' generator, PyTorch's unless set. Error before compiling."""
         self._need_executable("rng_state")
         own = torch.get_rng_state() if self._rng is None else self._rng
         return list(own.tolist())
@@ -475,7 +454,7 @@ class OnDevice:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Inside, PyTorch's generator is in the state of the device's, which was given one."""
+        """Inside, PyTorch's generator has the state of the device's own."""
         assert self._rng is not None
         host = torch.get_rng_state()
         torch.set_rng_state(self._rng)

@@ -1,8 +1,8 @@
 """Blocks for a model that opens none, and the micro-batches that their pipeline needs.
 
-`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. If the model opens none,
-each layer of its lists, and each other part that has weights, begins a Block with the module's
-name. The placement file contains these names, so that the script runs unchanged.
+`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. If the model opens
+none, each layer of its lists, and each other part with weights, begins a Block of the module's
+name. The placement file has these names, so that the script runs unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.placement_file import load_proposal
 from ipuscope.profiler.enums import Direction, Role
@@ -44,7 +44,7 @@ def prepare(
 ) -> Options | None:
     """Before a compile: the options for the stages that `ipu-run --num-ipus` requests or chose.
 
-    Its choice is in the placement file: the modules that begin Blocks, and a number of
+    Its choice, in the placement file, is the modules that begin Blocks and a number of
     micro-batches. None if no stages were requested.
     """
     proposal = load_proposal(options.placement) if options.placement else None
@@ -62,7 +62,7 @@ def prepare(
         return deep_enough(
             options, training, closed_forms.pipeline_stages(stages, training), samples
         )
-    # Of a tied weight's last stage, which may return to an IPU, if the samples are enough for it.
+    # One more for a tied weight, whose last stage may return to an IPU, if samples suffice.
     for count in (stages + 1, stages) if has_tied_weights(model) else (stages,):
         with contextlib.suppress(PipelineDepthError):
             least = closed_forms.pipeline_stages(count, training)
@@ -77,10 +77,9 @@ def has_tied_weights(model: torch.nn.Module) -> bool:
 
 
 def deep_enough(options: Options, training: bool, least: int, samples: int) -> Options:
-    """The options, with a call's batch split into at least that many micro-batches.
+    """The options, with a call's batch of ``samples`` in at least ``least`` micro-batches.
 
-    The number of samples per weight update stays the same; ``samples`` are those of a call.
-    PipelineDepthError if they cannot be split that way.
+    The number of samples per weight update stays the same; PipelineDepthError if that cannot be.
     """
     group = options.Training if training else options
     name = "gradient_accumulation" if training else "device_iterations"
@@ -111,21 +110,17 @@ def deep_enough(options: Options, training: bool, least: int, samples: int) -> O
 
 
 def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
-    """Let each of these modules begin a Block of its own name, unless it begins one already.
-
-    Names that the model does not have are left to the compile, which reports what the model opens.
-    """
-    known = dict(model.named_modules())
+    """Let each module that begins no Block begin one of its name; a compile reports others."""
+    by_name = dict(model.named_modules())
     for name in modules:
-        if name in known and not begins_block(known[name]):
-            BeginBlock(known[name], name)
+        if name in by_name and not begins_block(by_name[name]):
+            BeginBlock(by_name[name], name)
 
 
 def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
     """The modules that should begin Blocks, in the order in which the model calls them.
 
-    If there are fewer layers than stages, layers are also cut inside, at points where no more bytes
-    cross than at their beginning.
+    If there are too few, they are cut inside, where no more bytes cross than before them.
     """
     first = _first_operators(graph)
     names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)
@@ -139,11 +134,7 @@ def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...
 
 
 def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
-    """The layers of its lists, and its other parts that have weights.
-
-    A layer is not searched further, even if it contains lists of its own, unless they are lists of
-    layers.
-    """
+    """The layers of its lists (of layers), and its other parts with weights."""
     parts = _with_weights(module)
     for label, child in parts.items():
         path = f"{name}.{label}" if name else label
@@ -232,10 +223,9 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
 def script_lines(
     blocks: Sequence[str], ipus: Sequence[int], micro_batches: int, training: bool
 ) -> Iterator[str]:
-    """Script lines that put the Blocks on their IPUs, for a model in the variable ``model``.
+    """Script lines that put the Blocks on their ``ipus``, for a model in the variable ``model``.
 
-    ``ipus``: of each Block. ``micro_batches``: the chosen accumulation (device iterations), which
-    needs no line where it is 1.
+    ``micro_batches``: the accumulation (device iterations); 1 needs no line.
     """
     for name, ipu in zip(blocks, ipus, strict=True):
         yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'

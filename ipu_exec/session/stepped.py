@@ -1,8 +1,7 @@
 """A compiled model whose numbers another loop computes, one micro-batch at a time.
 
-A trainer with a loop of its own (`ipu_exec.lightning`) calls forward, backward and the optimiser
-itself. From an executor it needs compilation when that is due, the contexts around the forward that
-a call has, and the calls' records in the profile.
+For a trainer with its own loop (`ipu_exec.lightning`), the executor compiles when due, provides
+the contexts around a forward, and records calls in the profile.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ipu_exec.base.context import keeping_what_is_saved, on_ipu
+from ipu_exec.base.context import copying_before_changes, on_ipu
 from ipu_exec.capture.control_flow import Reads, path
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
-from ipu_exec.option_groups.environment import COMPILE_ONLY_VARIABLE
+from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.modes import Modes
@@ -28,9 +27,8 @@ from ipu_exec.session.modes import Modes
 class SteppedExecutor(PoplarExecutor):
     """``report_folder``: the profile's folder in the options' directory.
 
-    `prepare`, `running` and `record_call` replace a call; the options set the number of
-    micro-batches per call (``replicas``, ``device_iterations`` and accumulation), and that is what
-    is compiled.
+    `prepare`, `running` and `record_call` replace a call; the options set its number of
+    micro-batches (``replicas``, ``device_iterations``, accumulation), which is compiled.
     """
 
     _wraps_a_copy = False  # its trainer runs the module itself
@@ -64,10 +62,7 @@ class SteppedExecutor(PoplarExecutor):
         )
 
     def prepare(self, *micro_batch: torch.Tensor) -> bool:
-        """Compile for micro-batches like this one if necessary; returns whether it compiled.
-
-        Error if it differs from those that were compiled for.
-        """
+        """Compile if necessary; returns whether it did. Error for an unlike micro-batch."""
         before = self._executable
         self._prepare(micro_batch, {})
         if os.environ.get(COMPILE_ONLY_VARIABLE) and self.ends_script:
@@ -115,9 +110,9 @@ class SteppedExecutor(PoplarExecutor):
                 yield []
         self._ran = True
 
-    def keeping_what_is_saved(self) -> contextlib.AbstractContextManager[Any]:
+    def copying_before_changes(self) -> contextlib.AbstractContextManager[Any]:
         """Entered around forward and backward of a micro-batch."""
-        return keeping_what_is_saved(self._executable.graph.mutates)
+        return copying_before_changes(self._executable.graph.mutates)
 
     def record_call(self, host_start_us: int, host_end_us: int) -> None:
         """Record a call whose micro-batches were computed between these host times."""

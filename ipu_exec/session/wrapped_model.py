@@ -1,8 +1,8 @@
 """The user's module while a training model of it exists.
 
-PopTorch wraps a shallow copy and changes the class of the user's module to one that knows of its
-training [POPTORCH, python/_poplar_executor.py]: it cannot be wrapped a second time, can be told to
-``destroy()`` the training model, and reports when its weights are requested.
+PopTorch wraps a shallow copy and gives the user's module a class [POPTORCH,
+python/_poplar_executor.py] that refuses to be wrapped again, has ``destroy()`` for the training
+model, and reports when its weights are requested.
 """
 
 from __future__ import annotations

@@ -22,17 +22,17 @@ from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.units import size
 
-_WORTH = 1024  # bytes of the tile: what frees less is no way out
+_WORTH = 1024  # bytes of the tile: what frees less is not offered
 
 
 @dataclass(frozen=True)
 class Relief:
     """A change that frees memory of the fullest tile of an IPU.
 
-    ``freed``: bytes of it; ``fits``: whether every IPU then does, in words (`Answer`, and which is
-    the fullest where it does not); ``cycles``: what a weight update then takes more (a change that
-    makes it quicker has less than 0); ``command``: asks what it would give; ``where``: the viewer's
-    page with it; ``estimate`` as in `ipuscope.planner.advice.Advice`.
+    ``freed``: bytes of it; ``fits``: whether every IPU then fits, in words (`Answer`, and the
+    fullest IPU if not); ``cycles``: what a weight update takes more (negative: less); ``command``:
+    asks for its effect; ``where``: the viewer's page; ``estimate``: see
+    `ipuscope.planner.advice.Advice`.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Relief:
 def relief(report: Report, ipu: int | None = None) -> list[Relief]:
     """What takes most off an IPU's largest extent (default: the worst IPU's), most bytes first.
 
-    Empty where nothing does. ValueError where the profile has no costs of Blocks.
+    Empty if nothing does. ValueError if the profile has no costs of Blocks.
     """
     return relief_on(basis_of(report), ipu)
 
@@ -143,7 +143,7 @@ def _one_command(report: Report, basis: Basis, levers: Levers, ipus: int) -> str
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:
-    """Every split as an estimate, the profiled one too, so that what is freed compares alike."""
+    """Every split as an estimate, the profiled one too, so that freed bytes compare alike."""
     if not basis.can_split:
         return basis.memory_with(levers)
     costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
@@ -199,7 +199,7 @@ def _to(costs: Costs, block: int, stage: int) -> str:
 
 
 def _that_fits(costs: Costs) -> Assignment | None:
-    """The quickest split onto as many IPUs, with stages saving memory as each needs."""
+    """The quickest split onto as many IPUs, with each stage saving memory as it needs."""
     if len(set(costs.ipus)) < len(costs.ipus) or len(costs.ipus) < 2:
         return None
     try:

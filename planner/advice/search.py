@@ -31,25 +31,23 @@ from ipuscope.planner.search.tied_weights import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 
-_A_DOUBLING = (
-    0.03  # that twice the samples a weight update have to gain at the least: learning pays
-)
+_A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
-_DOUBT_OF_MEMORY = 0.12  # of a tile, that estimates are off (docs/advice.md#estimates)
-_FEW_STAGES = 16  # up to which another split is looked for
-_ROUNDS = 3  # of settings for a split, and a split for the settings
+_DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
+_FEW_STAGES = 16  # with more, no other split is searched
+_ROUNDS = 3  # settings for a split, then a split for the settings
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Levers to pull, and what is predicted of it.
+    """Levers to pull, and the prediction for them.
 
-    ``samples_per_second`` over all replicas, ``gain`` their ratio to the present (0: it does not
-    run now), ``samples``: of a weight update; ``fullest``: bytes of the fullest tile, on ``ipu``;
-    ``memory``: whether it fits, in words. ``estimate``: costs of another precision or micro-batch
-    are estimates (docs/advice.md#estimates), ``doubt`` samples a second off either way; else they
-    are the profile's. ``code``: the lines to write; ``argument``: for ``ipu-run --with``;
-    ``problems``: why it would not run.
+    ``samples_per_second`` over all replicas, ``gain`` its ratio to the present (0: does not run
+    now), ``samples`` of a weight update; ``fullest``: bytes of the fullest tile, on ``ipu``;
+    ``memory``: whether it fits, in words. ``estimate``: the costs are estimates (another precision
+    or micro-batch, docs/advice.md#estimates), ``doubt`` samples a second off either way; else they
+    are the profile's. ``code``: lines to write; ``argument``: for ``ipu-run --with``; ``problems``:
+    why it would not run.
     """
 
     title: str
@@ -70,10 +68,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised:
-    """The present, the levers that gain something alone, most first, and the best combination.
-
-    ``together`` is None where no two of them gain.
-    """
+    """The present, levers that gain alone (most first), and the best combination of two or more."""
 
     present: Advice
     single: tuple[Advice, ...]
@@ -81,17 +76,17 @@ class Advised:
 
 
 def advise(report: Report, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
-    """What to change, ranked by predicted samples a second under the memory.
+    """What to change, ranked by predicted samples a second within the memory.
 
-    ``allowed``: what may change of the training; by default its samples a weight update and its
-    precision stay. ``splits``: other splits are looked for. ValueError where the profile has no
-    costs to predict from.
+    ``allowed``: what may change in the training; by default samples a weight update and precision
+    stay. ``splits``: search other splits too. ValueError if the profile has no costs to predict
+    from.
     """
     return advise_on(basis_of(report), allowed, splits)
 
 
 def advise_on(basis: Basis, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
-    """`advise` for a profile that was already read: worked out once for the report."""
+    """`advise` for a profile that was already read; computed once for the report."""
     splits = splits and _usual_splits(basis)
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, allowed, splits)
@@ -100,7 +95,7 @@ def advise_on(basis: Basis, allowed: Allowed = KEEP, splits: bool = True) -> Adv
 
 
 def _usual_splits(basis: Basis) -> bool:
-    """Whether other splits are looked for where the caller does not say."""
+    """Whether to search other splits where the caller does not say."""
     return len(set(basis.present.ipus)) <= _FEW_STAGES
 
 
@@ -116,16 +111,18 @@ def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     several = len(best.pulled) > 1 and together.samples_per_second >= most
-    return Advised(present, tuple(single), together if several and _gains(together, now) else None)
+    if not several or not _gains(together, now):
+        return Advised(present, tuple(single), None)
+    return Advised(present, tuple(one for one in single if one.levers != best), together)
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
-    """The predicted effect of pulling these levers. ``now``: present samples a second."""
+    """The predicted effect of the levers. ``now``: present samples a second."""
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    known = replace(levers, half=False, micro_batch=0)
-    estimated = outlook.samples_per_second - _speed(basis, known) if known != levers else 0.0
+    exact = replace(levers, half=False, micro_batch=0)
+    estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
     doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
     return Advice(
         title(basis, levers) or "as profiled",
@@ -145,20 +142,17 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     )
 
 
-def too_large(basis: Basis, known: Sequence[str] = ()) -> Advice | None:
-    """Of the settings that would be quicker and that tiles do not hold, the one nearest to fitting.
-
-    ``known``: names of levers that are left out.
-    """
+def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
+    """Of quicker settings that do not fit, the one nearest to fitting; no ``excluded`` levers."""
     now = basis.outlook(Levers()).samples_per_second
-    others = (one for one in singles(basis, anything(basis)) if not {*one.pulled} & {*known})
+    others = (one for one in singles(basis, anything(basis)) if not {*one.pulled} & {*excluded})
     quicker = [one for one in others if _speed(basis, one) > now * (1 + LEAST_GAIN)]
     refused = [predicted(basis, one, now) for one in quicker if not basis.fits(one)]
     return min(refused, key=lambda one: one.fullest, default=None)
 
 
 def _memory(ipus: Sequence[Verdict], other_size: bool) -> str:
-    """Whether all IPUs hold it, in words; ``other_size``: with micro-batches of another size."""
+    """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
     if worst.answer is not Answer.FITS:
         return f"IPU {worst.ipu}: {worst}"
@@ -185,7 +179,7 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 
 
 def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int, int]]:
-    """What is tried of a micro-batch's size and of how many there are; 0: as now."""
+    """(micro-batch size, number of micro-batches) to try; 0: as now."""
     batches = [(0, 0), *cuts(basis, stages)]
     if allowed.samples:
         others = basis.costs.samples // basis.micro_batch
@@ -203,7 +197,7 @@ def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
 
 
 def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[Assignment]:
-    """Splits worth trying: tied weights at home, and the quickest where stages are few."""
+    """Splits worth trying: tied weights at home, and the quickest if stages are few."""
     yield from back_home(costs, present)
     most = len(set(present.ipus))
     if not thorough or most > _FEW_STAGES or len(costs) < 2:
@@ -223,17 +217,17 @@ def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[
 def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Advice]) -> Levers:
     """The quickest combination that fits, never slower than the best of the ``single`` levers.
 
-    Looked for from the present, from the best other split, and from the best single lever, which is
-    then held.
+    The search starts from the present, from the best other split, and from the best single lever,
+    which then stays.
     """
     by_split = [one.levers for one in single if one.levers.split is not None]
     starts = dict.fromkeys((Levers(), *by_split[:1], *(one.levers for one in single[:1])))
-    found = [_climbed(basis, allowed, splits, start) for start in starts]
-    best = max(found, key=lambda one: _worth(basis, one))
+    candidates = [_climbed(basis, allowed, splits, start) for start in starts]
+    best = max(candidates, key=lambda one: _worth(basis, one))
     least = single[0].samples_per_second if single else 0.0
     if _rate(basis, best) < least:  # more samples a weight update, which that lever takes alone
-        best = max(found, key=lambda one: _rate(basis, one))
-    for name in best.pulled:  # what adds nothing beside the others is left as it is
+        best = max(candidates, key=lambda one: _rate(basis, one))
+    for name in best.pulled:  # drop what adds nothing beside the others
         fewer = best.without(name)
         enough = max(least, _rate(basis, best) / (1 + LEAST_GAIN))
         if _is_allowed(basis, allowed, fewer) and _rate(basis, fewer) >= enough:
@@ -242,7 +236,7 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
 
 
 def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
-    """Whether a weight update has as many samples as now, or at most those that are allowed."""
+    """Whether a weight update has as many samples as now, or at most the allowed number."""
     then = _samples(basis, levers)
     if not allowed.samples:
         return then == _samples(basis, Levers())
@@ -250,58 +244,55 @@ def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
 
 
 def _samples(basis: Basis, levers: Levers) -> int:
-    """Samples of a weight update, of one replica."""
+    """Samples of a weight update of one replica."""
     count = levers.micro_batches or basis.costs.micro_batches
     return count * (levers.micro_batch or basis.micro_batch)
 
 
-def _climbed(basis: Basis, allowed: Allowed, splits: bool, held: Levers) -> Levers:
-    """All other settings beside the ``held``, then the split for them, while either gains."""
-    best = _best_beside(basis, allowed, held)
+def _climbed(basis: Basis, allowed: Allowed, splits: bool, fixed: Levers) -> Levers:
+    """Settings beside the ``fixed`` ones, then a split for them, for as long as either gains."""
+    best = _best_beside(basis, allowed, fixed)
     for _ in range(_ROUNDS if basis.can_split else 0):
         costs = basis.costs_with(best)
         others = [replace(best, split=one) for one in other_splits(costs, basis.present, splits)]
         other = max(others, key=lambda one: _worth(basis, one), default=best)
         if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
-        best = _best_beside(basis, allowed, replace(held, split=other.split))
+        best = _best_beside(basis, allowed, replace(fixed, split=other.split))
     return best
 
 
-def _best_beside(basis: Basis, allowed: Allowed, held: Levers) -> Levers:
-    """The best of all settings that are not ``held``.
-
-    Of outputs only the fewest: they never cost memory.
-    """
-    halves = basis.sizes.halves and allowed.half and not held.half
-    precisions = [False, True] if halves else [held.half]
-    batches = _batches(basis, allowed, len((held.split or basis.present).starts))
-    if held.micro_batch:
-        batches = [one for one in batches if one[0] == held.micro_batch]
-    if held.micro_batches:
-        batches = [one for one in batches if one[1] == held.micro_batches]
-    batches = batches or [(held.micro_batch, held.micro_batches)]
-    ways = _kept_or(basis, allowed, held, "recompute")
-    states = _kept_or(basis, allowed, held, "state")
-    outputs = held.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
+def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
+    """The best of all settings not ``fixed``; only the fewest outputs, which never cost memory."""
+    halves = basis.sizes.halves and allowed.half and not fixed.half
+    precisions = [False, True] if halves else [fixed.half]
+    batches = _batches(basis, allowed, len((fixed.split or basis.present).starts))
+    if fixed.micro_batch:
+        batches = [one for one in batches if one[0] == fixed.micro_batch]
+    if fixed.micro_batches:
+        batches = [one for one in batches if one[1] == fixed.micro_batches]
+    batches = batches or [(fixed.micro_batch, fixed.micro_batches)]
+    ways = _values_of(basis, allowed, fixed, "recompute")
+    states = _values_of(basis, allowed, fixed, "state")
+    outputs = fixed.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
     ranked: list[tuple[float, Levers]] = []
     for half, (size, count), again, state in product(precisions, batches, ways, states):
-        levers = Levers(half, size, count, again, outputs, state, held.split)
+        levers = Levers(half, size, count, again, outputs, state, fixed.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
-    # Most first: what is not worth more than what fits is never asked whether it fits.
-    least = _worth(basis, held)
+    # Best first: a setting worth less than one that fits is never asked whether it fits.
+    least = _worth(basis, fixed)
     for value, levers in sorted(ranked, key=lambda one: -one[0]):
         if value <= least:
             break
         if _runs(basis, levers):
             return levers
-    return held
+    return fixed
 
 
-def _kept_or(basis: Basis, allowed: Allowed, held: Levers, name: str) -> list[Any]:
-    """The setting that is held of this lever, or as profiled and all others."""
-    if name in held.pulled:
-        return [getattr(held, name)]
+def _values_of(basis: Basis, allowed: Allowed, fixed: Levers, name: str) -> list[Any]:
+    """The fixed value of this lever, or the profiled one and all others."""
+    if name in fixed.pulled:
+        return [getattr(fixed, name)]
     return [getattr(Levers(), name), *LEVERS[name].settings(basis, allowed)]
 
 
@@ -311,20 +302,20 @@ def _worth(basis: Basis, levers: Levers) -> float:
 
 
 def _worth_of_samples(basis: Basis, levers: Levers) -> float:
-    """What a sample is worth beside one of the present's: less with more of them an update."""
+    """The worth of a sample beside a present one: less when an update has more of them."""
     more = _samples(basis, levers) / _samples(basis, Levers())
     worth: float = (1 - _A_DOUBLING) ** max(0.0, log2(more))
     return worth
 
 
 def _rate(basis: Basis, levers: Levers) -> float:
-    """Samples a second; 0 where it does not run."""
+    """Samples a second; 0 if it does not run."""
     speed = _speed(basis, levers)
     return speed if speed and _runs(basis, levers) else 0.0
 
 
 def _runs(basis: Basis, levers: Levers) -> bool:
-    """Whether tiles hold it, or it is too close to call."""
+    """Whether it fits, or is too close to call."""
     return basis.fits(levers)
 
 

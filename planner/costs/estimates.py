@@ -297,7 +297,7 @@ def growth_of_bytes(grows: pd.Series[str], samples: float) -> pd.Series[float]:
 
 def _host_dtypes(report: Report) -> dict[str, float]:
     """Share of the bytes each way that is float32."""
-    from ipuscope.profiler.analysis.host_transfers import host_tensors
+    from ipuscope.profiler.analysis.movement import host_tensors
 
     tensors = host_tensors(report)
     single = tensors["bytes"].where(tensors["dtype"] == _SINGLE, 0)

@@ -1,14 +1,11 @@
-"""Sentences with numbers.
+"""Insights: sentences with numbers on what limits a run and what to change.
 
-What limits a run, what acting on it would gain, where to look and what to change: the largest
-entries of the critical path (`ipuscope.profiler.analysis.critical_path`) with what removes them.
-Together they speak of nine tenths of it at the least (`share_accounted`).
-
-A gain is what the engine's schedule says after the change
-(`ipuscope.planner.predict.what_if.what_if` over the profile's own costs), cycles a weight update
-unless said; tests compile the changed model and hold it against that. Where no change is known that
-gains it, it is marked as a bound (``at_most``); where costs of another precision or micro-batch are
-estimated, as an ``estimate``.
+The largest entries of the critical path (`ipuscope.profiler.analysis.critical_path`), each with
+what removes it; together they cover at least nine tenths of it (`share_accounted`). A gain is what
+the engine's schedule gives after the change (`ipuscope.planner.predict.what_if.what_if` over the
+profile's own costs), in cycles a weight update unless stated; tests compile the changed model and
+compare. A gain that no known change reaches is marked as a bound (``at_most``), one on estimated
+costs (another precision or micro-batch) as an ``estimate``.
 """
 
 from __future__ import annotations
@@ -38,10 +35,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 @stored
 def insights(report: Report) -> list[Insight]:
-    """All insights: by cycles gained, most first, then by bytes, then the rest.
-
-    None of an imported profile: they ask for micro-batches and stages, which it does not have.
-    """
+    """All insights, most cycles first, then most bytes, then the rest; none if imported."""
     if imported(report):
         return []
     basis = _basis(report)
@@ -56,7 +50,7 @@ def insights(report: Report) -> list[Insight]:
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:
-    """Share of the critical path's cycles that the findings account for: 0..1."""
+    """Share (0..1) of the critical path's cycles that the findings account for."""
     return accounted(critical_path(report), [one.waits for one in findings if one.waits])
 
 
@@ -95,5 +89,6 @@ def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> lis
         *cycles.more_micro_batches(costs, present),
         *cycles.host(report, costs, present),
         *cycles.balance(report, costs, present),
+        *cycles.padding(report, costs, present),
         *of_levers(basis, present),
     ]

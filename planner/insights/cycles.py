@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
@@ -24,10 +25,10 @@ from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import sentence
 
-LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+LEAST_SHARE = 0.005  # of a weight update: smaller gains are not mentioned
 _MORE_MICRO_BATCHES = 4
-_MUCH = 0.05  # of a stage: an operator with less is not named
-_MOST_MOVES = 3  # that are named
+_MUCH = 0.05  # of a stage: smaller operators are not named
+_MOST_MOVES = 3  # to name
 
 
 def split(
@@ -35,7 +36,7 @@ def split(
 ) -> list[Insight]:
     """The slowest stage, and the split that shortens it.
 
-    ``travelling`` is what `travelling_weights` found: where the split ends that too, it says how
+    ``travelling``: what `travelling_weights` found. If the split ends that too, the text says how
     much of its gain comes from there.
     """
     if not costs.pipelined:
@@ -60,7 +61,7 @@ def split(
     detail = f"{waited} The quickest split{fewer} {less}."
     ended = sum(one.gain_cycles for one in travelling) if _no_tie_travels(costs, assignment) else 0
     if ended >= gain:
-        return []  # it has been said
+        return []  # `travelling` says it
     if 2 * ended > gain:  # the uneven stages are not what costs most
         title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
         detail = (
@@ -72,7 +73,7 @@ def split(
 
 
 def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str, str]:
-    """On how many IPUs a split is, if on fewer; what it moves, and what it gains."""
+    """The number of IPUs of a split, if fewer; what it moves and gains."""
     used = len(set(best.assignment.ipus))
     fewer = f" on {units.count(used, 'IPU')}" if used < len(set(costs.ipus)) else ""
     share = (present.total - best.total) / present.total
@@ -89,7 +90,7 @@ def _other_split(
 
 
 def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
-    """Of sharded execution: the split that hands on less; how even stages are changes nothing."""
+    """For sharded execution: the split that copies less; an even split gains nothing there."""
     try:
         best = quickest(costs).prediction
     except ValueError:
@@ -109,9 +110,8 @@ def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
 
 def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     """The gain of a pipeline over IPUs that work one after another."""
-    overlapped = bool(
-        costs.streams.load.any() or costs.streams.unload.any()
-    )  # which PopTorch refuses in a pipeline
+    # PopTorch refuses overlapped I/O in a pipeline
+    overlapped = bool(costs.streams.load.any() or costs.streams.unload.any())
     stages = len(present.assignment.starts)
     if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
         return []
@@ -149,7 +149,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
 
 
 def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
-    """What most of the time of the stages goes to, as a sentence; empty if nothing stands out."""
+    """A sentence on the operator that takes most of the stages' time; empty if none stands out."""
     ops = report.ops[
         report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
     ]
@@ -165,7 +165,7 @@ def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
 def _only_if_even(
     costs: Costs, present: Prediction, uneven: Insight, times: float
 ) -> list[Insight]:
-    """The bound where no split of these Blocks is better; nothing where stages are even."""
+    """The bound if no split of these Blocks is better; nothing if stages are even."""
     if len(set(costs.ipus)) == 1 or times <= 1.1:
         return []
     if_even = present.total - what_if(_even(costs), present.assignment).total
@@ -200,7 +200,7 @@ def _paced_by(report: Report) -> tuple[int, ...]:
 
 
 def _moves(costs: Costs, assignment: Assignment) -> str:
-    """Blocks that get another stage, in words: the first few."""
+    """The first few Blocks that change stage, in words."""
     stages = assignment.stage_of(len(costs))
     moves = [
         f"{name} to stage {there}"
@@ -211,7 +211,7 @@ def _moves(costs: Costs, assignment: Assignment) -> str:
 
 
 def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
-    """Weights that Blocks on two IPUs share, and the gain of reading them on their own IPU."""
+    """Weights that Blocks on two IPUs share, and the gain of reading them on one."""
     findings = []
     ties = costs.cuts.ties
     for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
@@ -243,18 +243,14 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
 
 
 def _even(costs: Costs) -> Costs:
-    """The same work, as much of it in every stage."""
+    """The same work, spread evenly over the stages."""
     of_stage = np.bincount(costs.stage, costs.cycles.work)
     scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
     return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
 def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
-    """The gain per sample of more micro-batches a weight update.
-
-    Fewer ramps, and an update shared by more samples: one change with two causes, whose gains add
-    up.
-    """
+    """The gain per sample of more micro-batches an update: rarer ramps plus a shared update."""
     many = costs.micro_batches * _MORE_MICRO_BATCHES
     longer = what_if(replace(costs, micro_batches=many), present.assignment)
     ramps, update = present.ramps, present.update
@@ -328,13 +324,13 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
     saved, action, change = changes[0] if changes else (0, "", {})
     overlap = _overlap(costs, present, overlapped)
-    said = " ".join(words for words in (detail, _largest_transfers(report)) if words)
+    detail = " ".join(words for words in (detail, _largest_transfers(report)) if words)
     if saved < int(LEAST_SHARE * now):
         less = "Make inputs smaller (dtypes, sizes), or on the device"
         words = f"{overlap}. {less}" if overlap else less
-        return [Insight(title, said, words, "/timeline", cycles, at_most=True, waits=waits)]
+        return [Insight(title, detail, words, "/timeline", cycles, at_most=True, waits=waits)]
     words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
-    return [Insight(title, said, words, "/timeline", saved, change=change, waits=waits)]
+    return [Insight(title, detail, words, "/timeline", saved, change=change, waits=waits)]
 
 
 def _largest_transfers(report: Report) -> str:
@@ -355,7 +351,7 @@ def _largest_transfers(report: Report) -> str:
 def _less_to_host(
     report: Report, costs: Costs, present: Prediction
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Changes that send the host less: cycles that they save, in words, and for programs."""
+    """Changes that send the host less: cycles saved, words, and the change for programs."""
     mode = str(report.options.get("outputMode", "Default"))
     streams = costs.streams
 
@@ -378,8 +374,8 @@ def _less_to_host(
 
 
 def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
-    """How to move them while computing, where PopTorch can."""
-    alone = len(costs.ipus) == 1 or not costs.pipelined  # it refuses it in a pipeline
+    """How to move them while computing, if PopTorch can."""
+    alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
     if not alone or overlapped or costs.micro_batches == 1:
         return ""
     none = np.zeros(len(costs), dtype=np.int64)
@@ -396,7 +392,7 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
 
 
 def turn(costs: Costs) -> str:
-    """What an iteration of the device is, in words."""
+    """A device iteration, in words."""
     return "a weight update" if costs.training else "a device iteration"
 
 
@@ -416,15 +412,6 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     for row in worst:
         if not 0 <= int(row.block) < len(costs):
             continue
-        forward = row.direction == Direction.FORWARD
-        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
-        spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
-        less = (
-            replace(costs.cycles, forward=spent)
-            if forward
-            else replace(costs.cycles, backward=spent)
-        )
-        even = what_if(replace(costs, cycles=less), present.assignment)
         findings.append(
             Insight(
                 f"{row.name} uses its tiles unevenly{', in the slowest stage' * costs.pipelined}",
@@ -434,9 +421,43 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
                 "Change its sizes towards multiples of the tiles, or give it more memory"
                 " (availableMemoryProportion)",
                 f"/costs?op={row.id}",
-                present.total - even.total,
+                _gained(costs, present, row, int(row.lost_cycles)),
                 at_most=True,
                 waits=Waits(causes=WORK, ops=(int(row.id),)),
+            )
+        )
+    return findings
+
+
+def _gained(costs: Costs, present: Prediction, op: Any, cycles: int) -> int:
+    """Cycles less of a weight update if an operator took ``cycles`` less a micro-batch."""
+    way = "forward" if op.direction == Direction.FORWARD else "backward"
+    spent = np.array(getattr(costs.cycles, way))
+    spent[int(op.block)] -= min(cycles, int(spent[int(op.block)]))
+    less = replace(costs, cycles=replace(costs.cycles, **{way: spent}))
+    return present.total - what_if(less, present.assignment).total
+
+
+def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Products with channels that are no whole groups, which are copied with their padding."""
+    name, op, taken = map(report.steps_in_order, ("name", "op", "cycles"))
+    copies = pd.Series(name).str.endswith("/pad inputs").to_numpy(bool)
+    spent = pd.Series(taken[copies]).groupby(op[copies]).max().nlargest(2)
+    findings = []
+    for op_id, cycles in zip(spent.index.tolist(), spent.tolist(), strict=True):
+        row = report.ops.loc[op_id]
+        if not 0 <= int(row.block) < len(costs) or row.direction == Direction.UPDATE:
+            continue
+        findings.append(
+            Insight(
+                f"{row['name']} copies channels with their padding",
+                "Those that it adds up are no whole groups of 16 (fp32: 8). The copy of the last"
+                f" group takes {cycles:,} cycles a micro-batch.",
+                "Pad them to a multiple of 16 in the model: tokens, words or features",
+                f"/costs?op={op_id}",
+                _gained(costs, present, row, cycles),
+                at_most=True,
+                waits=Waits(causes=WORK, ops=(op_id,)),
             )
         )
     return findings

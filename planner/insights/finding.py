@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 class Insight:
     """One finding.
 
-    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown;
-    ``at_most``: the cycles are a bound, and no change is known that gains them; ``estimate``: they
-    rest on estimated costs (`ipuscope.planner.costs.estimates`).
-
-    ``where`` is a page of the viewer with its parameters; ``action`` what to change, ``code`` the
-    statements to write or the commands to ask (none: `action` says it all), and ``change`` the same
-    for programs (empty: nothing that has a name). ``waits``: the cycles of the critical path that
-    it is about (None: none). ``changes_batch``: a weight update then has other samples than now.
+    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 if unknown;
+    ``at_most``: the cycles are a bound that no known change reaches; ``estimate``: they rest on
+    estimated costs (`ipuscope.planner.costs.estimates`). ``where``: a page of the viewer with its
+    parameters; ``action``: what to change; ``code``: statements to write or commands to run (none:
+    `action` is enough); ``change``: the same for programs (empty: it has no name). ``waits``: the
+    cycles of the critical path that it is about (None: none). ``changes_batch``: a weight update
+    then has other samples.
     """
 
     title: str
@@ -44,14 +43,19 @@ class Insight:
 
     @property
     def change_in_words(self) -> str:
-        """``action`` as a sentence that ends, or leads to ``code``."""
+        """``action`` as a sentence that ends, or introduces ``code``."""
         return f"{sentence(self.action)}{':' if self.code else '.'}"
 
 
-def accounted(path: pd.DataFrame, waits: list[Waits]) -> float:
-    """Share of the critical path's cycles that these speak of, each cycle once: 0..1."""
-    known = np.zeros(len(path), dtype=bool)
+def covered(path: pd.DataFrame, waits: list[Waits]) -> np.ndarray:
+    """Rows of the critical path that any of these is about: bool[row]."""
+    rows = np.zeros(len(path), dtype=bool)
     for one in waits:
-        known |= one.of(path)
+        rows |= one.of(path)
+    return rows
+
+
+def accounted(path: pd.DataFrame, waits: list[Waits]) -> float:
+    """Share (0..1) of the critical path's cycles that these cover."""
     cycles = path["cycles"].to_numpy()
-    return float(cycles[known].sum() / max(1, cycles.sum()))
+    return float(cycles[covered(path, waits)].sum() / max(1, cycles.sum()))

@@ -21,25 +21,29 @@ from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
 
-_ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own, but in phases
+_ELSEWHERE = ("micro_batches", "outputs", "split")  # have other insights, except in phases
 
 
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
-    Gains are cycles on the present number of samples. Single levers may change the training (their
-    sentences say so); all together keep its samples and its precision.
+    Gains are cycles on the present number of samples. Single levers may change the training, and
+    say so, unless the same micro-batch is to be had with the present samples; all together keep
+    its samples and its precision.
     """
     if present.problems:
         return
     advised = advise_on(basis, anything(basis))
+    now = advised.present.samples
+    with_samples_as_now = {one.levers.micro_batch for one in advised.single if one.samples == now}
     for one in advised.single:
-        if not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}:
+        twin = one.samples != now and one.levers.micro_batch in with_samples_as_now - {0}
+        if not twin and (not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}):
             yield _single(basis, one, advised.present)
     if not basis.can_split:
         yield from _refused(basis, advised)
-    keeping = advise_on(basis).together  # what a user may take without a thought for the training
-    if keeping is not None:
+    keeping = advise_on(basis).together  # changes nothing in the training
+    if keeping is not None and keeping.levers not in [one.levers for one in advised.single]:
         yield _together(basis, keeping, advised.present)
 
 
@@ -49,7 +53,7 @@ def gain(one: Advice, present: Advice) -> int:
 
 
 def training_changes(one: Advice, present: Advice) -> str:
-    """What an advice changes of the training itself; "" if it computes the same updates."""
+    """What an advice changes in the training; "" if it computes the same updates."""
     changes = ["half precision"] if one.levers.half else []
     if one.samples != present.samples:
         changes.append(f"{one.samples:,} samples an update instead of {present.samples:,}")
@@ -61,7 +65,7 @@ def _change(levers: Levers) -> dict[str, str]:
 
 
 def _where(basis: Basis) -> str:
-    """The page that has all levers, where Blocks can be moved; else that of time."""
+    """The viewer's page with all levers if Blocks can move; else the timeline."""
     return "/rebalance" if basis.can_split else "/timeline"
 
 
@@ -71,6 +75,8 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     cycles = gain(one, present)
     changed = training_changes(one, present)
     detail += f" This changes the training: {changed}." if changed else ""
+    if one.memory != Answer.FITS and one.memory not in detail:
+        detail += f" Whether it fits is open ({one.memory})."
     return Insight(
         title,
         f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
@@ -86,7 +92,7 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
-    """What would gain something as well, had the tiles room for it."""
+    """The lever that would gain but does not fit."""
     one = too_large(basis, [name for other in advised.single for name in other.levers.pulled])
     if one is None:
         return
@@ -101,7 +107,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
 
 
 def _room(one: Advice, for_what: str) -> str:
-    """Whether tiles have room for what a lever puts there."""
+    """Whether there is room for what a lever adds."""
     extent = f"the largest extent is {units.size(one.fullest)} then"
     if one.memory == Answer.FITS:
         return f"There is room {for_what}: {extent}."
@@ -129,12 +135,13 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def no_blocks(report: Report) -> Iterator[Insight]:
-    """Without a Block there is nothing to split: how to get some."""
+    """How to get Blocks: without one there is nothing to split."""
     if len(report.blocks):
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around each part, insights also say how to split it over IPUs.",
+        "With one around each part, insights also say how to split it over IPUs; ipu-run --tune N"
+        " SCRIPT finds the fastest mapping onto N IPUs without any.",
         "write this for each part before the model is wrapped",
         "/",
         code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LESS = "Give the stage fewer Blocks, or keep its optimiser state off the chip"
-_DEAR = 0.1  # of a weight update: memory that costs more is no advice while there is room
+_DEAR = 0.1  # of a weight update: memory at a higher cost is not advised while there is room
 _ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
 
 
@@ -50,7 +50,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
 
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
-    """The changes that free most of the IPU's fullest tile: a line each, with its command below."""
+    """The changes that free most of the IPU's fullest tile, each with its command below it."""
     reliefs = relief_on(basis, ipu) if basis is not None else []
     return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(reliefs))
 
@@ -77,8 +77,8 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
             f"/memory?ipu={ipu}",
         )
     ]
-    held = report.memory(ipu)
-    state = held[held["role"] == Role.OPTIMISER_STATE]
+    live = report.memory(ipu)
+    state = live[live["role"] == Role.OPTIMISER_STATE]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
         findings += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
@@ -86,10 +86,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
 
 
 def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory.
-
-    It is advised only where that is cheap.
-    """
+    """The cost of keeping optimiser state in streaming memory; advised only if that is cheap."""
     if costs is None or costs.offload or not costs.training:
         return []
     stages = Assignment.of(costs.stage.tolist(), costs.ipus)
@@ -124,7 +121,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
 
 
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """At most what replicated tensor sharding frees: all but 1/R of each large enough state."""
+    """An upper bound of what replicated tensor sharding frees: all but 1/R of each large state."""
     replicas = report.target.num_replicas
     if (
         replicas == 1

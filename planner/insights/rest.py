@@ -1,4 +1,4 @@
-"""The parts of the critical path without another insight, cause by cause, until little is left."""
+"""The parts of the critical path that no other insight covers, by cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.insights.finding import Insight, covered
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler.units import percent
@@ -18,7 +18,7 @@ from ipuscope.profiler.units import percent
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORTH = 0.01  # of the path: what takes less goes without a word
+_WORTH = 0.01  # of the path: smaller causes are not mentioned
 
 _ACTION = {
     "compute": (
@@ -56,14 +56,11 @@ def rest(
 ) -> Iterator[Insight]:
     """An insight on each cause that still has much of the path, with what shortens it.
 
-    Its share is of the whole path, as `ipu-report why` has it. The gain is a bound: from the
-    schedule without that cause or, where there is no schedule to ask, what others do not speak of.
-    ``turn``: what a device iteration is, in words.
+    Its share is of the whole path, as in `ipu-report why`. The gain is a bound: from the schedule
+    without that cause or, if there is none to ask, what other insights do not cover. ``turn``: a
+    device iteration, in words.
     """
-    known = np.zeros(len(path), dtype=bool)
-    for one in spoken_of:
-        known |= one.of(path)
-    left = path[~known]
+    left = path[~covered(path, spoken_of)]
     total = int(path["cycles"].sum())
     for cause, pieces in left.groupby("cause", sort=False):
         cycles = int(pieces["cycles"].sum())
@@ -95,7 +92,6 @@ def _what(cause: str) -> str:
 
 
 def _most(rows: pd.DataFrame) -> str:
-    """The place with most of it."""
     of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())
@@ -111,7 +107,6 @@ def _bound(cause: str, cycles: int, costs: Costs | None, present: Prediction | N
 
 
 def _without(costs: Costs, cause: str) -> Costs:
-    """The costs with none of what a cause takes."""
     none = np.zeros(len(costs), dtype=np.int64)
     if cause == "copy between IPUs":
         return replace(costs, cuts=Cuts(none, none))

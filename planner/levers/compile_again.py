@@ -1,4 +1,4 @@
-"""A script compiled again as its profile was made, with changes: what a check of advice runs."""
+"""Compile a script as for its profile, with changes: what a check of advice runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ipuscope.profiler.provenance import Provenance
 
 PLACEMENT = "placement.json"  # beside the profile, where the stages are not the script's
 _IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
-PROMISES = ("promise", "planned")  # of a placement file: what was predicted of it
+PROMISES = ("promise", "planned")  # of a placement file: its prediction
 _PRECISIONS = ("half", "float")
-# what a new placement lacks: Blocks of a model that names none, and a plan's t, r and samples
+# a new placement lacks these: Blocks of a model without any, and a plan's t, r and samples
 _BESIDE_STAGES = ("proposed", "mapping", "memory_proportion")
 
 
@@ -28,16 +28,16 @@ def compile_again(
     levers: str = "",
     placement: Mapping[str, Any] | None = None,
 ) -> tuple[Path | None, str]:
-    """The profile of the compile, or None and the last line of why there is none.
+    """The profile of the compile, or None and the last line of the error.
 
-    ``script``: its path and arguments, of the user; ``made``: how the profile was made, whose
-    settings are repeated. ``levers``, as ``ipu-run --with`` takes them, and the stages of
-    ``placement`` replace those. ``folder`` gets the profile and the placement file; ``kind`` is
-    "training" or "inference"; "" either.
+    ``script``: the user's path and arguments; ``made``: how the profile was made, whose settings
+    are repeated. ``levers``, as ``ipu-run --with`` takes them, and the stages of ``placement``
+    replace those. ``folder`` gets the profile and the placement file; ``kind``: "training",
+    "inference", or "" for either.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-c", _IPU_RUN, *_options(folder, made, levers, placement), *script]
-    # What this process imports from where, its child does too, wherever it was started.
+    # The child imports what this process imports, wherever it was started.
     here = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True
@@ -59,7 +59,7 @@ def _options(
     both = merged(made.levers, levers)
     options += ["--with", both] if both else ["--compile-only"]
     stages = merged_placement(made.placement, placement)
-    if placement is None and levers:  # the old stages were promised without these levers
+    if placement is None and levers:  # the prediction for the old stages was without these levers
         stages = {name: value for name, value in stages.items() if name not in PROMISES}
     if stages:
         file = folder / PLACEMENT
@@ -69,7 +69,7 @@ def _options(
 
 
 def merged(before: str, after: str) -> str:
-    """Levers of both, as ``ipu-run --with`` takes them: those of ``after`` replace their kind."""
+    """Levers of both, for ``ipu-run --with``: ``after`` replaces those of the same kind."""
     words: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in f"{before},{after}".split(","))):
         name = "precision" if word in _PRECISIONS else word.partition("=")[0]
@@ -78,7 +78,7 @@ def merged(before: str, after: str) -> str:
 
 
 def merged_placement(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The placement of ``after``, with what only ``before`` says beside its stages."""
+    """The placement of ``after``, with what only ``before`` has beside its stages."""
     if after is None:
         return dict(before)
     beside = {name: before[name] for name in _BESIDE_STAGES if name in before}

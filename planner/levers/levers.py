@@ -27,7 +27,7 @@ from ipuscope.profiler.report import Report, number
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_ESTIMATES = 2  # kept at a time
+_MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 
@@ -37,7 +37,7 @@ class Levers:
     """The settings to change; a default leaves a setting as profiled.
 
     ``micro_batch``: samples of one replica's; ``micro_batches``: of a weight update (a device
-    iteration in inference); ``outputs``: "final" (once an update) or "loss" (no other, and once);
+    iteration in inference); ``outputs``: "final" (once an update) or "loss" (only that, once);
     ``state``: of `STATES`, where optimiser state is stored; ``split``: stages and their IPUs.
     """
 
@@ -51,17 +51,17 @@ class Levers:
 
     @property
     def pulled(self) -> tuple[str, ...]:
-        """The names of the levers that are pulled."""
+        """Names of the levers that are pulled."""
         unset = Levers()
         names = (one.name for one in fields(self))
         return tuple(name for name in names if getattr(self, name) != getattr(unset, name))
 
     def without(self, name: str) -> Levers:
-        """The levers without these."""
+        """The levers without this one."""
         return replace(self, **{name: getattr(Levers(), name)})
 
     def over(self, before: Levers) -> Levers:
-        """These levers, and for those not pulled the settings of ``before``."""
+        """These levers, with the settings of ``before`` for those not pulled."""
         inherited = {
             name: getattr(before, name) for name in before.pulled if name not in self.pulled
         }
@@ -82,7 +82,7 @@ class Outlook:
 class Basis:
     """A profile as the levers need it."""
 
-    can_split = True  # what another split gives is predicted
+    can_split = True  # another split can be predicted
 
     report: Report
     costs: Costs
@@ -96,9 +96,9 @@ class Basis:
 
     @classmethod
     def of(cls, report: Report) -> Basis:
-        """Of a model without Blocks as if one were around it (`planner.costs.without_blocks`).
+        """The basis of a profile; a model without Blocks counts as one Block (`without_blocks`).
 
-        ValueError where the profile has no costs to predict from (`Costs.from_report`).
+        ValueError if the profile has no costs to predict from (`Costs.from_report`).
         """
         report = with_a_block(report)
         costs = Costs.from_report(report)
@@ -118,7 +118,7 @@ class Basis:
         return self._totals[levers]
 
     def outlook(self, levers: Levers) -> Outlook:
-        """What is predicted with the levers pulled."""
+        """The prediction with the levers pulled."""
         prediction = replace(
             what_if(self.costs_with(levers), self.assignment_with(levers)),
             known_memory=self.memory_with(levers),
@@ -132,7 +132,7 @@ class Basis:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What grows and shrinks."""
+        """Tensors that grow and shrink with the micro-batch and precision."""
         return Sizes(self.report, variables_alike(self.report))
 
     @cached_property
@@ -147,7 +147,7 @@ class Basis:
 
     @property
     def turn(self) -> str:
-        """What an iteration of the device is, in words."""
+        """A device iteration, in words."""
         return "a weight update" if self.costs.training else "a device iteration"
 
     @property
@@ -184,7 +184,7 @@ class Basis:
         costs = self._estimated(levers.half, ratio)
         if levers.micro_batches:
             costs = replace(costs, micro_batches=levers.micro_batches)
-        if levers.recompute is not None:  # the last stage goes by this, the others by their choice
+        if levers.recompute is not None:  # for the last stage; the others have their choice
             costs = replace(costs, recompute=levers.recompute)
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
@@ -193,7 +193,7 @@ class Basis:
         return costs
 
     def _in_parts(self, costs: Costs) -> Costs:
-        """The costs with state in parts; the arrays of those that differ in them, made once."""
+        """The costs with state in parts; arrays that differ in them are made once."""
         key = id(costs.memory)
         if self._parts.get(key, (None,))[0] is not costs.memory:
             while len(self._parts) >= _MOST_ESTIMATES:
@@ -203,16 +203,16 @@ class Basis:
         return replace(costs, memory=parts.memory, cycles=parts.cycles, measured=False)
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
-        """Whether each IPU holds it, computed once for levers that do not differ in memory."""
+        """Whether each IPU fits; computed once for levers that do not differ in memory."""
         those = _of_memory(levers)
         if those not in self._memory:
             self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
         return self._memory[those]
 
     def fits(self, levers: Levers) -> bool:
-        """Whether each IPU holds it, or is too close to call.
+        """Whether each IPU fits, or is too close to call.
 
-        The IPU that was fullest when it did not is asked first: mostly it is that one again.
+        Asks first the IPU that was fullest when it last did not fit: mostly it is that one again.
         """
         those = _of_memory(levers)
         if those not in self._memory and self._too_full:
@@ -246,27 +246,27 @@ class Basis:
 
 
 def _of_memory(levers: Levers) -> Levers:
-    """Those of the levers on which memory depends."""
+    """The levers on which memory depends."""
     return levers.without("micro_batches").without("outputs")
 
 
-LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
+LEAST_SHARDED = 8192  # elements: PopART by default shards no smaller tensor
 
 
 def elements(shape: str) -> int:
-    """The number of elements of a tensor, from its shape as a profile writes it."""
+    """The number of elements of a tensor, from its shape in a profile."""
     return prod(json.loads(shape)) if shape else 0
 
 
 def large_enough(shapes: pd.Series[str]) -> np.ndarray:
-    """Which tensors PopART keeps in parts unless it is told otherwise: bool, by their shapes."""
-    known = {shape: elements(shape) >= LEAST_SHARDED for shape in shapes.unique()}
-    mask: np.ndarray = shapes.map(known).to_numpy(dtype=bool)
+    """Which tensors PopART keeps in parts by default, by their shapes: bool."""
+    by_shape = {shape: elements(shape) >= LEAST_SHARDED for shape in shapes.unique()}
+    mask: np.ndarray = shapes.map(by_shape).to_numpy(dtype=bool)
     return mask
 
 
 def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:
-    """Streams with other outputs; ``returned``: share of what goes out that is no loss."""
+    """Streams with other outputs; ``returned``: share of the output bytes that is not a loss."""
     streams = replace(costs.streams, out_once=costs.training or costs.streams.out_once)
     if outputs != "loss":
         return streams
@@ -275,7 +275,7 @@ def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:
 
 
 def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
-    """Each replica keeps and updates its part of state: an estimate, but for the bytes."""
+    """Each replica keeps and updates its part of state: an estimate, except the bytes."""
     part = 1 - shared * (replicas - 1) / replicas
     memory = replace(
         costs.memory,

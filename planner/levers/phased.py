@@ -1,9 +1,9 @@
 """Advice for phased execution: the schedule of its phases over the cycles of its bodies.
 
-Stages stay in their phases, so what is predicted of a stage is read off what its bodies ran. Only
-costs of another precision or micro-batch are estimates, by the rules of
-`ipuscope.planner.costs.estimates` and one more: what comes from and goes to streaming memory of a
-weight keeps its size whatever the samples, and accumulators stay float32.
+Stages stay in their phases, so the prediction for a stage is read off its bodies. Only costs of
+another precision or micro-batch are estimates, by the rules of `ipuscope.planner.costs.estimates`
+and one more: a weight's traffic with streaming memory keeps its size whatever the samples, and
+accumulators stay float32.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class _Work:
     def divided(self, chosen: np.ndarray, weights: np.ndarray, single: np.ndarray) -> _Work:
         """These steps, those ``chosen`` in up to three parts.
 
-        ``weights`` and ``single`` are the shares of them that weights take, and what stays float32
-        whatever the model; the others grow with the samples.
+        ``weights`` and ``single`` are the shares of weights and of what always stays float32; the
+        rest grows with the samples.
         """
         every = np.arange(len(chosen))
         with_weights = np.flatnonzero(chosen & (weights != 0))
@@ -108,10 +108,7 @@ class _Work:
     def ratio(
         self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
     ) -> np.ndarray:
-        """How many times as long these tasks of each stage take: float64[stage].
-
-        ``remote``: only their loads and stores.
-        """
+        """How many times as long these tasks (``remote``: their transfers) take: float64[stage]."""
         key = tasks, half, samples, remote
         if key not in self._ratios:
             self._ratios[key] = self._ratio(stages, *key)
@@ -139,9 +136,9 @@ class PhasedBasis(Basis):
 
     @classmethod
     def of_phases(cls, report: Report) -> PhasedBasis:
-        """ValueError for a profile that does not say which phase each stage is of."""
-        said = report.meta.get("phases")
-        if not isinstance(said, dict) or len(said.get("of_stage", ())) != len(report.stages):
+        """ValueError if the profile does not say the phase of each stage."""
+        phases = report.meta.get("phases")
+        if not isinstance(phases, dict) or len(phases.get("of_stage", ())) != len(report.stages):
             raise ValueError(
                 f"{report.path} does not say which phase each stage is of: compile it again for a"
                 " profile that does"
@@ -150,13 +147,13 @@ class PhasedBasis(Basis):
 
     @property
     def keeps_state(self) -> bool:
-        """Phases say where state is."""
+        """Phases decide where state is."""
         return False
 
     @cached_property
-    def _said(self) -> dict[str, Any]:
-        said: dict[str, Any] = self.report.meta["phases"]
-        return said
+    def _phases(self) -> dict[str, Any]:
+        phases: dict[str, Any] = self.report.meta["phases"]
+        return phases
 
     def costs_with(self, levers: Levers) -> Costs:
         """Samples, micro-batches and streams with the levers pulled; nothing else follows."""
@@ -182,12 +179,12 @@ class PhasedBasis(Basis):
     def _cycles(self, levers: Levers) -> int:
         costs = self.costs_with(levers)
         of_stages, phases = self._schedule_costs(levers, costs)
-        if self._said.get("pipelined") is True:
+        if self._phases.get("pipelined") is True:
             return pipelined_phases_total(of_stages, costs.micro_batches, phases)
         return phased(of_stages, costs.micro_batches, phases).total
 
     def outlook(self, levers: Levers) -> Outlook:
-        """What is predicted with the levers pulled."""
+        """The prediction with the levers pulled."""
         costs, cycles, memory = (
             self.costs_with(levers),
             self.cycles_with(levers),
@@ -201,7 +198,7 @@ class PhasedBasis(Basis):
     # -- cycles ---
 
     def _schedule_costs(self, levers: Levers, costs: Costs) -> tuple[schedule_types.Costs, Phases]:
-        """What the schedule takes: the bodies' own cycles, times what the levers make of them."""
+        """The input of the schedule: the bodies' own cycles, scaled by the levers."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         stages, ipus = len(self.report.stages), tuple(self.report.stages["ipu"].tolist())
 
@@ -218,7 +215,7 @@ class PhasedBasis(Basis):
         def moved(which: str) -> dict[int, tuple[int, ...]]:
             answers = {}
             for kind, direction in _KINDS.items():
-                cycles = np.array(self._said[which][direction], dtype=np.float64)
+                cycles = np.array(self._phases[which][direction], dtype=np.float64)
                 if levers.half or ratio != 1:
                     tasks = _tasks_of(kind)
                     cycles *= self._work.ratio(stages, tasks, levers.half, ratio, remote=True)
@@ -244,18 +241,18 @@ class PhasedBasis(Basis):
         )
         numbers = {direction: kind for kind, direction in _KINDS.items()}
         phases = Phases(
-            tuple(self._said["of_stage"]),
+            tuple(self._phases["of_stage"]),
             moved("load"),
             moved("store"),
-            frozenset((numbers[way], stage, other) for way, stage, other in self._said["needs"]),
-            self._said.get("parallel") is True,
+            frozenset((numbers[way], stage, other) for way, stage, other in self._phases["needs"]),
+            self._phases.get("parallel") is True,
             {kind: of_stage(task) for kind, task in _ONCE.items()},
             {number: of_stage(task) for number, task in _OVER_IO_TILES.items()},
         )
         return of_stages, phases
 
     def _spent(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
-        """Cycles of bodies by stage or IPU: int64[count]. Every setting asks for the same."""
+        """Cycles of bodies by stage or IPU: int64[count]; the same for all levers."""
         key = "spent", of, count, tasks
         if key not in self.costs.known:
             self.costs.known[key] = self._sum_of(of, count, tasks)
@@ -279,51 +276,52 @@ class PhasedBasis(Basis):
 
     @cached_property
     def _work(self) -> _Work:
-        import pandas as pd
-
-        report = self.report
-        steps = report.body_steps
-        steps = steps[(steps["step"] >= 0) & (steps["stage"] >= 0)].reset_index(drop=True)
-        about = report.program_steps().set_index("step")
-        about = about[["cycles", "active_tiles", "type"]].loc[steps["step"]]
-        purpose, kind = steps["purpose"].astype(str), steps["kind"].astype(str).to_numpy()
+        report, bodies = self.report, self.report.bodies_in_row
+        about = report.program_steps()  # what is asked of steps, once each, not once a body
+        purpose, kind = about["purpose"].astype(str), about["kind"].astype(str).to_numpy()
         of_operator = (purpose == Purpose.OPERATOR).to_numpy()
         remote = purpose.isin([str(one) for one in _REMOTE]).to_numpy()
         gathers = (purpose == Purpose.ALL_GATHER).to_numpy()
-        aten = report.ops["aten"].reindex(steps["op"]).fillna("")
-        product = is_product(pd.Series(aten.to_numpy()))
-        of_weights = steps["op"].isin(weight_operators(report, self._alike)).to_numpy() & ~product
-        cycles = about["cycles"].to_numpy()
+        aten = report.ops["aten"].reindex(about["op"]).fillna("").reset_index(drop=True)
+        product = is_product(aten)
+        of_weights = (
+            about["op"].isin(weight_operators(report, self.sizes.variables)).to_numpy() & ~product
+        )
         middle = about["type"].eq(records.STREAM_COPY_MID).to_numpy()
-        beyond = np.where(of_operator, beyond_starting(cycles, kind), 0)
-        beyond = np.where((remote & middle) | gathers | (purpose == Purpose.COPY), cycles, beyond)
+        copied = (remote & middle) | gathers | (purpose == Purpose.COPY).to_numpy()
         growth = np.select(
             [of_weights | gathers, of_operator & product & (kind == "exchange")],
             [STAYS, AS_PRODUCTS],
             AS_SAMPLES,
         )
+        busy = np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0)
+        moved = self._moved.reindex(about["step"]).fillna(0.0).to_numpy()
+        body = np.repeat(np.arange(len(bodies.count)), bodies.count)
+        stage, task = (report.bodies[name].to_numpy() for name in ("stage", "task"))
+        own = np.flatnonzero((bodies.step >= 0) & (stage[body] >= 0))
+        step = about["step"].to_numpy()
+        order = np.argsort(step, kind="stable")
+        row, body = order[np.searchsorted(step[order], bodies.step[own])], body[own]
+        cycles = about["cycles"].to_numpy()[row]
+        beyond = np.where(of_operator[row], beyond_starting(cycles, kind[row]), 0)
+        beyond = np.where(copied[row], cycles, beyond)
         work = _Work(
-            steps["task"].map(_POSITIONS).to_numpy(),
-            steps["stage"].to_numpy(),
+            np.array([_POSITIONS.get(one, -1) for one in task])[body],
+            stage[body],
             cycles - beyond,
             beyond,
-            growth,
-            np.ones(len(steps), dtype=bool),
-            np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0),
-            remote,
+            growth[row],
+            np.ones(len(row), dtype=bool),
+            busy[row],
+            remote[row],
         )
-        moved = self._moved.reindex(steps["step"]).fillna(0.0).to_numpy()
-        return work.divided(remote, *moved.T)
-
-    @property
-    def _alike(self) -> pd.DataFrame:
-        return self.sizes.variables
+        return work.divided(remote[row], *moved[row].T)
 
     @cached_property
     def _moved(self) -> pd.DataFrame:
-        """Of the bytes of steps that move tensors: share of weights, and of float32's own."""
+        """Of the bytes of steps that move tensors, the shares of weights and of float32's own."""
         with_tensor = self.report.variables_with("tensor", "role")
-        about = with_tensor.assign(like_weight=self._alike["like_weight"])
+        about = with_tensor.assign(like_weight=self.sizes.variables["like_weight"])
         about = about[about["tensor"] >= 0].drop_duplicates("tensor").set_index("tensor")
         moved = self.report.moved_tensors[["step", "tensor", "bytes"]].join(about, on="tensor")
         single = moved["role"].isin(list(_SINGLE_PRECISION))
@@ -337,7 +335,7 @@ class PhasedBasis(Basis):
     # -- memory ---
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
-        """Whether each IPU holds it: as profiled or, in another size, by what its tile holds."""
+        """Whether each IPU fits: as profiled or, in another size, by its fullest tile."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         key = ("memory", levers.half, ratio)
         if key not in self.costs.known:
@@ -346,26 +344,26 @@ class PhasedBasis(Basis):
         return answer
 
     def fits(self, levers: Levers) -> bool:
-        """Whether each IPU holds it, or is too close to call."""
+        """Whether each IPU fits, or is too close to call."""
         return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
 
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
         answers = []
-        for ipu, (tile, extent, held) in enumerate(self._held):
-            after = held["bytes"] - (held["single"] / 2 if half else 0)
-            grown = after * growth_of_bytes(held["grows"], ratio)
-            by_role = grown.groupby(held["role"]).sum()
-            nbytes = extent + round(float(grown.sum() - held["bytes"].sum()))
+        for ipu, (tile, extent, live) in enumerate(self._fullest_tiles):
+            after = live["bytes"] - (live["single"] / 2 if half else 0)
+            grown = after * growth_of_bytes(live["grows"], ratio)
+            by_role = grown.groupby(live["role"]).sum()
+            nbytes = extent + round(float(grown.sum() - live["bytes"].sum()))
             largest = str(by_role.idxmax()) if len(by_role) else "nothing"
             most = int(by_role.max()) if len(by_role) else 0
             answers.append(Verdict(ipu, tile, nbytes, limit, largest, most, exact))
         return tuple(answers)
 
     @cached_property
-    def _held(self) -> list[tuple[int, int, pd.DataFrame]]:
+    def _fullest_tiles(self) -> list[tuple[int, int, pd.DataFrame]]:
         """Of each IPU: its fullest tile, the tile's extent, and what is live when it is fullest."""
-        variables = growing(self.report, self._alike)
+        variables = growing(self.report, self.sizes.variables)
         share = variables["single"] / variables["bytes"].clip(lower=1)
         rows = []
         for ipu in range(self.report.target.ipus_per_replica):
@@ -375,13 +373,13 @@ class PhasedBasis(Basis):
             live = self.report.live_variables(ipu, step, tile)[["variable", "role", "bytes"]]
             about = variables["grows"].reindex(live["variable"]).to_numpy()
             single = live["bytes"] * share.reindex(live["variable"]).to_numpy()
-            held = live.assign(grows=about, single=single)
-            rows.append((tile, int(tiles["total"][tile]), held))
+            live = live.assign(grows=about, single=single)
+            rows.append((tile, int(tiles["total"][tile]), live))
         return rows
 
 
 def basis_of(report: Report) -> Basis:
-    """A profile as the levers need it. ValueError where it has no costs to predict from."""
+    """A profile as the levers need it; ValueError if it has no costs to predict from."""
     phased_execution = report.meta.get("strategy") == "phased"
     return PhasedBasis.of_phases(report) if phased_execution else Basis.of(report)
 

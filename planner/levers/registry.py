@@ -1,7 +1,7 @@
-"""All levers: what each may be set to, what it changes, and its words.
+"""All levers: the values each may have, what it changes, and its words.
 
 A lever is a class here and a field of `Levers`; advice, insights, relief and commands ask `LEVERS`.
-The compile's side of it is `ipu_exec.script_levers`, which reads `Lever.argument`.
+`ipu_exec.script_levers` applies it in the compile and reads `Lever.argument`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ipuscope.profiler import units
 from ipuscope.profiler.enums import PipelinePhase
 from ipuscope.profiler.timeline import closed_forms
 
-MORE = 32  # times as many samples a weight update, where more are allowed without a number
-RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # farther off, an estimate says little
+MORE = 32  # times as many samples a weight update, if more are allowed without a number
+RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # estimates farther off say little
 _MORE_MICRO_BATCHES = 4
 _ON_LINKS = ("copy between IPUs", "host I/O")
-_ROOM = "room "  # a detail that begins so says for what the tiles need room
+_ROOM = "room "  # begins a detail that says what the tiles need room for
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What an advice may change of the training itself.
+    """What an advice may change in the training.
 
-    ``half``: the precision. ``samples``: the most of a weight update, over all replicas; 0: as many
-    as now, cut into other micro-batches.
+    ``half``: the precision. ``samples``: the most of a weight update over all replicas; 0: as many
+    as now, divided into other micro-batches.
     """
 
     half: bool = False
@@ -50,13 +50,12 @@ class Lever(ABC):
     """A setting of a script that can be changed.
 
     ``name``: the field of `Levers`; ``doubt``: the share of its gain that the estimate may be off
-    (docs/advice.md#estimates), 0 where the costs are the profile's; ``estimate``: whether costs
-    with it are estimates.
+    (docs/advice.md#estimates), 0 if the costs are the profile's.
     """
 
     name: ClassVar[str]
     doubt: ClassVar[float] = 0.0
-    changes: ClassVar[str] = ""  # of the training: "half" or "samples", as `--allow` names it
+    changes: ClassVar[str] = ""  # in the training: "half" or "samples", as `--allow` names it
 
     @abstractmethod
     def settings(self, basis: Basis, allowed: Allowed) -> list[Any]:
@@ -64,7 +63,7 @@ class Lever(ABC):
 
     @abstractmethod
     def argument(self, value: Any) -> str:
-        """It as ``ipu-run --with`` takes it; empty for what another option takes."""
+        """Its form for ``ipu-run --with``; empty if another option takes it."""
 
     @abstractmethod
     def words(self, basis: Basis, value: Any) -> str:
@@ -115,10 +114,10 @@ class _MicroBatch(Lever):
     changes = "samples"
 
     def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
-        """Sizes in samples, with as many micro-batches: 0 allowed, none."""
+        """Sizes in samples, with as many micro-batches; none if 0 are allowed."""
         others = basis.costs.samples // basis.micro_batch
         sizes = [basis.micro_batch * ratio for ratio in RATIOS]
-        # 0: a file that contradicts itself
+        # 0 samples: a file that contradicts itself
         most = allowed.samples // max(1, others * basis.costs.micro_batches)
         return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
 
@@ -136,7 +135,7 @@ class _MicroBatch(Lever):
             f"With {value}, more samples share what each step takes to start and the weights that"
             " it moves."
             if value > basis.micro_batch
-            else f"With {value}, less has to be held."
+            else f"With {value}, tiles need less memory at a time."
         )
         title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
         return title, detail, Waits(causes=WORK)
@@ -194,7 +193,7 @@ class _Recompute(Lever):
 
     def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
         if value:
-            detail = "With recomputation less is kept for the backward."
+            detail = "With recomputation, stages keep fewer activations for the backward."
             return "stages keep all their activations", detail, Waits(causes=("stash",))
         return (
             "stages run their forward again before the backward",
@@ -231,7 +230,7 @@ class _Outputs(Lever):
         return "options.outputMode(poptorch.OutputMode.Final)"
 
     def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
-        title, detail = "outputs that nobody has to read go to the host", "Each keeps the IPUs"
+        title, detail = "outputs that the host need not read go there", "Each keeps the IPUs"
         return title, f"{detail} waiting.", Waits(causes=("host I/O",))
 
 
@@ -245,7 +244,7 @@ class _State(Lever):
             return []
         present = basis.state
         possible = STATES if basis.replicas > 1 else STATES[:2]
-        if present == STATES[2]:  # what whole state would cost, a profile of its parts does not say
+        if present == STATES[2]:  # a profile of the parts does not give the cost of whole state
             return []
         return [state for state in possible if state != present]
 
@@ -271,7 +270,7 @@ class _State(Lever):
 
 
 class _OtherSplit(Lever):
-    """Other Blocks on the stages; `ipuscope.planner.search` looks for them."""
+    """Other Blocks on the stages; `ipuscope.planner.search` finds them."""
 
     name = "split"
 
@@ -309,7 +308,7 @@ LEVERS: dict[str, Lever] = {
 
 
 def pulled(levers: Levers) -> Iterator[tuple[Lever, Any]]:
-    """Those that are pulled, with their values."""
+    """The levers that are pulled, with their values."""
     return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled)
 
 
@@ -329,7 +328,7 @@ def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
 
 
 def finding(basis: Basis, levers: Levers, room: Callable[[str], str]) -> tuple[str, str, Waits]:
-    """Title, detail and waits of the first lever's insight; ``room``: says if there is room."""
+    """Title, detail and waits of the first lever's insight; ``room`` says if there is room."""
     lever, value = next(pulled(levers))
     heading, detail, waits = lever.finding(basis, value)
     return heading, room(detail.removeprefix(_ROOM)) if detail.startswith(_ROOM) else detail, waits
@@ -363,12 +362,12 @@ def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
 
 
 def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
-    """Other sizes of micro-batches, and how many of them have the present's samples."""
+    """Other micro-batch sizes, with the number of them that has the present samples."""
     samples = basis.micro_batch * basis.costs.micro_batches
     smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
     largest = min(samples, int(basis.micro_batch * RATIOS[-1]))
-    least, found = least_count(basis, stages), []
+    least, sizes = least_count(basis, stages), []
     for size in range(smallest, largest + 1):
         if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
-            found.append((size, samples // size))
-    return found
+            sizes.append((size, samples // size))
+    return sizes

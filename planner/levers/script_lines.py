@@ -1,4 +1,4 @@
-"""The lines of a script that say where optimiser state lies, and which stages there are."""
+"""The lines of a script for the place of optimiser state and for its stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipuscope.planner.predict.what_if import Assignment
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
-_FEW_STAGES = 16  # up to which each has a line of its own
+_FEW_STAGES = 16  # up to here each has a line of its own
 _WHOLE_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]*)(?![0-9])")
 
 
@@ -27,7 +27,7 @@ def location_line(state: str) -> str:
 
 
 def stages_line(costs: Costs, assignment: Assignment) -> str:
-    """The Stage list of a split, in lines of at most `LINE` characters but for longer names."""
+    """The Stage list of a split, in lines of at most `LINE` characters except for longer names."""
     spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
     named = [(tuple(costs.names[first : last + 1]), ipu) for (first, last), ipu in spans]
     if len(named) > _FEW_STAGES:
@@ -44,7 +44,7 @@ def stages_line(costs: Costs, assignment: Assignment) -> str:
 
 
 def _folded(stages: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[str]:
-    """Stages as arguments of a strategy; those that are numbered like their IPUs as one."""
+    """Stages as arguments of a strategy; those numbered like their IPUs as one."""
     at = 0
     while at < len(stages):
         count, names = _numbered(stages[at:])
@@ -95,20 +95,20 @@ def _parts(names: Sequence[str]) -> tuple[list[list[tuple[str, bool]]], list[int
     """Names as text and whether a number follows; the numbers. A leading zero makes it text."""
     texts, numbers = [], []
     for name in names:
-        found = list(_WHOLE_NUMBER.finditer(name))
-        starts = [0, *(one.end() for one in found)]
-        ends = [*(one.start() for one in found), len(name)]
+        numerals = list(_WHOLE_NUMBER.finditer(name))
+        starts = [0, *(one.end() for one in numerals)]
+        ends = [*(one.start() for one in numerals), len(name)]
         pieces = [
             name[a:b].replace("{", "{{").replace("}", "}}")
             for a, b in zip(starts, ends, strict=True)
         ]
-        texts.append([(piece, at < len(found)) for at, piece in enumerate(pieces)])
-        numbers += [int(one[0]) for one in found]
+        texts.append([(piece, at < len(numerals)) for at, piece in enumerate(pieces)])
+        numbers += [int(one[0]) for one in numerals]
     return texts, numbers
 
 
 def _linear(step: int, offset: int) -> str:
-    """What stands in a name for ``step * ipu + offset``."""
+    """The f-string expression for ``step * ipu + offset``."""
     if not step:
         return str(offset)
     times = "ipu" if step == 1 else f"{step} * ipu"

@@ -1,8 +1,8 @@
 """A pipeline schedule as data: what each rank (IPU) does, in order; its CSV file.
 
-The CSV is that of `torch.distributed.pipelining` [TPP]; a row is a rank, a cell an action such as
-``2F0``: stage, work, micro-batch. Empty cells (a rank that waits) and what moves tensors
-(``SEND_F``, ``UNSHARD`` and the like) say nothing about the order of the work and are left out.
+The CSV is that of `torch.distributed.pipelining` [TPP]: a row is a rank, a cell an action such as
+``2F0`` (stage, work, micro-batch). Empty cells (a rank that waits) and moves of tensors
+(``SEND_F``, ``UNSHARD`` and the like) do not order the work and are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Action(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What others wait for: gradients of inputs are there after I and after B."""
+        """What others wait for: I and B both make the gradients of inputs."""
         return self.stage, BACKWARD if self.work == INPUTS else self.work, self.micro_batch
 
     def needs(self, last: int) -> list[Key]:
@@ -55,8 +55,8 @@ class Action(NamedTuple):
 class ActionSchedule:
     """The actions of each rank in order.
 
-    ``steps``: the step of each, where all IPUs meet after every step and the schedule says what
-    runs together; empty: each action runs in the first step that it can.
+    ``steps``: the step of each action, if all IPUs meet after every step and the schedule defines
+    them; empty: each action runs in the first step that it can.
     """
 
     name: str
@@ -65,12 +65,12 @@ class ActionSchedule:
 
     @property
     def actions(self) -> list[Action]:
-        """Those of all ranks."""
+        """The actions of all ranks."""
         return [action for rank in self.ranks for action in rank]
 
     @property
     def stages(self) -> int:
-        """Number of stages, those that return to a rank included."""
+        """Number of stages, including those that return to a rank."""
         return max(action.stage for action in self.actions) + 1
 
     @property
@@ -90,9 +90,9 @@ class ActionSchedule:
         return tuple(of[stage] for stage in range(self.stages))
 
     def on(self, ipus: Sequence[int]) -> ActionSchedule:
-        """With the stages that are each a rank on these IPUs, several of them on some.
+        """With the stages, each a rank, on these IPUs, which may have several.
 
-        Of one step, an IPU runs forwards before backwards, and backwards from the last stage on.
+        In one step, an IPU runs forwards before backwards, and backwards from the last stage on.
         """
         if tuple(ipus) == tuple(range(len(ipus))):
             return self
@@ -109,9 +109,9 @@ class ActionSchedule:
         )
 
     def runnable(self) -> list[tuple[int, int]]:
-        """(rank, position) of all actions in an order that respects what each waits for.
+        """(rank, position) of all actions in an order in which each finds what it waits for.
 
-        ValueError where ranks wait for each other, or an action is missing or there twice.
+        ValueError if ranks wait for each other, or an action is missing or occurs twice.
         """
         self._check()
         last, order, done = self.stages - 1, [], set()
@@ -140,10 +140,10 @@ class ActionSchedule:
 
     def _check(self) -> None:
         keys = [action[:3] for action in self.actions]
-        known = set(keys)
-        if len(known) < len(keys):
+        present = set(keys)
+        if len(present) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{self.name}: {Action(*twice)} is there twice")
+            raise ValueError(f"{self.name}: {Action(*twice)} occurs twice")
         of: dict[int, set[int]] = {}
         for rank, actions in enumerate(self.ranks):
             for action in actions:
@@ -155,7 +155,7 @@ class ActionSchedule:
                     " is on one"
                 )
             for number in range(self.micro_batches):
-                parts = [work for work in "FBIW" if (stage, work, number) in known]
+                parts = [work for work in "FBIW" if (stage, work, number) in present]
                 if "".join(parts) not in ("FB", "FIW"):
                     raise ValueError(
                         f"{self.name}: of micro-batch {number} stage {stage} runs"
@@ -164,10 +164,10 @@ class ActionSchedule:
 
 
 def depths(schedule: ActionSchedule) -> tuple[int, ...]:
-    """Micro-batches of each stage whose saved tensors are stashed: most under way at a time.
+    """Micro-batches that each stage stashes: the most in progress at a time.
 
-    From the start of the forward until the gradients of weights are made. A stage that never has
-    more than one stashes none: that one's tensors are in its passes.
+    From the start of the forward until the gradients of weights are made; 0 for a stage that never
+    has more than one, whose tensors are in its passes.
     """
     now, most = [0] * schedule.stages, [0] * schedule.stages
     for rank in schedule.ranks:
@@ -181,7 +181,7 @@ def depths(schedule: ActionSchedule) -> tuple[int, ...]:
 
 
 def read_csv(path: str | Path) -> ActionSchedule:
-    """A schedule from a file of `torch.distributed.pipelining`. ValueError says what is wrong."""
+    """A schedule from a file of `torch.distributed.pipelining`; ValueError says what is wrong."""
     ranks = []
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -219,7 +219,7 @@ def _of_cells(cells: Sequence[str], where: str) -> list[Action]:
 
 
 def write_csv(schedule: ActionSchedule, path: str | Path) -> None:
-    """Write what `read_csv` reads, and ``torch``'s ``_load_csv``."""
+    """Write what `read_csv` and ``torch``'s ``_load_csv`` read."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(map(cells, schedule.ranks))
 

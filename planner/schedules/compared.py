@@ -1,4 +1,4 @@
-"""What other schedules would give a profile's model: cycles, memory, ramps, and the picture."""
+"""Other schedules for a profile's model: cycles, memory, ramps, and the picture."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Outcome:
 def outcome(
     report: Report, costs: Costs, asked: str, assignment: Assignment, chunks: int = 2
 ) -> Outcome:
-    """What a schedule would give: a name of `KINDS`, or a CSV file.
+    """The outcome of a schedule: a name of `KINDS`, or a CSV file.
 
-    ``assignment``: the stages where there is one a rank; it says how many ranks there are.
-    ``chunks``: stages a rank, for virtual stages. ValueError says what does not go together.
+    ``assignment``: its stages if there is one a rank; its IPUs are the ranks. ``chunks``: stages a
+    rank, for virtual stages. ValueError says what does not go together.
     """
     _check(costs)
     ranks = len(set(assignment.ipus))
@@ -156,24 +156,24 @@ def compared(
     asked: Iterable[str] = tuple(KINDS),
     chunks: int = 2,
 ) -> tuple[pd.DataFrame, dict[str, Outcome]]:
-    """A row a schedule, and the outcomes of those that go with this model.
+    """A row a schedule, and the outcomes of those that fit this model.
 
     Columns: ``schedule, words, stages, cycles`` (in steps), ``free``, ``change`` and
     ``free_change`` (to what runs today), ``waiting`` (share of the IPUs' time, free), ``ramps``
     (free), ``stash`` (bytes of the IPU with most, all tiles), ``fullest_tile``, ``memory``,
-    ``runs`` ("yes" where PopTorch can), ``note`` (why there is no answer).
+    ``runs`` ("yes" if PopTorch can), ``note`` (why there is no answer).
     """
     _check(costs)
     now = what_if(costs, assignment).total
     rows: list[dict[str, object]] = []
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for name in asked:
         try:
             one = outcome(report, costs, name, assignment, chunks)
         except ValueError as error:
             rows.append({"schedule": name, "note": str(error)})
             continue
-        found[name] = one
+        outcomes[name] = one
         rows.append(
             {
                 "schedule": one.schedule.name,
@@ -193,4 +193,4 @@ def compared(
                 "note": "",
             }
         )
-    return pd.DataFrame(rows), found
+    return pd.DataFrame(rows), outcomes

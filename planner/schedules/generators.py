@@ -1,7 +1,7 @@
 """Schedules by name: who runs what, in which order.
 
-Where `torch.distributed.pipelining` has the schedule, a test holds ours against its. Ranks count
-from 0 to ``ranks - 1``; ``chunks`` stages are on each.
+If `torch.distributed.pipelining` has the schedule, a test compares ours with it. Ranks count from 0
+to ``ranks - 1``; ``chunks`` stages are on each.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Work = Sequence[tuple[int, int]]  # stage, micro-batch
 
 
 def alternating(forwards: Work, backwards: Work, warm: int, lag: int | None = None) -> list[Action]:
-    """``warm`` forwards, then a forward and a backward in turn, then the backwards that are left.
+    """``warm`` forwards, then a forward and a backward in turn, then the remaining backwards.
 
-    ``lag``: gradients of weights come so many backwards after those of inputs; None: together.
+    ``lag``: gradients of weights come that many backwards after those of inputs; None: together.
     """
     actions = [Action(stage, FORWARD, number) for stage, number in forwards[:warm]]
     later = forwards[warm:]
@@ -117,8 +117,8 @@ def _interleaved(ahead: int, lag: int | None) -> Callable[[int, int, int], Ranks
 class _Tape:
     """Actions of a rank with two stages, written as words: ``F0 I1 W``.
 
-    A letter and which of the two; micro-batches count up by themselves. ``F0+B1`` overlap; ``W``
-    alone is the oldest gradient of weights that is due.
+    A word is a letter and the stage's index; micro-batches count up. ``F0+B1`` overlap; ``W`` alone
+    is the oldest gradient of weights that is due.
     """
 
     def __init__(self, first: int, second: int) -> None:
@@ -151,7 +151,7 @@ class _Tape:
 
 def _zero_bubble_v(ranks: int, count: int, chunks: int) -> Ranks:
     """ZB-V [ZB, section 6]: two stages a rank, the second half of them in reverse order."""
-    whole, of_rank = max(2 * ranks - 1, count), []  # shorter ones leave out what they have not
+    whole, of_rank = max(2 * ranks - 1, count), []  # a shorter one is a longer one's beginning
     for rank in range(ranks):
         tape, after = _Tape(rank, 2 * ranks - 1 - rank), ranks - rank
         tape.run("F0", 2 * after - 1)
@@ -195,9 +195,9 @@ def _dual_pipe_v(ranks: int, count: int, chunks: int) -> Ranks:
 class Kind:
     """A schedule that has a name.
 
-    ``chunks``: stages a rank, 0 where the asker says; ``turns``: the stages come back in reverse
-    order. ``step``: where PopART or TensorFlow say what runs together, the step of a stage's
-    forward and of its backward, from (stage, stages, micro-batch).
+    ``chunks``: stages a rank, 0: the caller says; ``turns``: the stages come back in reverse order.
+    ``step``: if PopART or TensorFlow define what runs together, the step of a stage's forward and
+    of its backward, from (stage, stages, micro-batch).
     """
 
     name: str
@@ -214,7 +214,7 @@ class Kind:
         return tuple(rank for chunk in range(chunks) for rank in (back if chunk % 2 else there))
 
     def make(self, ranks: int, micro_batches: int, chunks: int = 2) -> ActionSchedule:
-        """The schedule. ValueError where it takes other numbers, or would be too long."""
+        """The schedule. ValueError if it does not take these numbers, or would be too long."""
         chunks = self.chunks or chunks
         if ranks * chunks * micro_batches * 3 > MOST_ACTIONS:
             raise ValueError(

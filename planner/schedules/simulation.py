@@ -1,6 +1,6 @@
 """How long a schedule takes, on two machines that wait differently.
 
-In steps: all IPUs meet after every step, as PopART's programs do; it is the engine's own layout
+In steps: all IPUs meet after every step, as in PopART's programs; the engine's own layout
 (`schedules.in_steps`). Free: each IPU runs its list and waits only for what it reads.
 """
 
@@ -28,10 +28,10 @@ MOST_CELLS = 4_000_000  # of steps x stages
 
 @dataclass(frozen=True)
 class Work:
-    """What the stages of a schedule cost, a micro-batch each; cycles.
+    """What the stages of a schedule cost for a micro-batch, in cycles.
 
-    ``costs``: as the engine has them, ``backward`` without ``weights``, the gradients of weights.
-    ``ahead``, ``back``: of a stage's copy to the next one and to the one before; 0 where that is on
+    ``costs``: the engine's, with ``backward`` without ``weights``, the gradients of weights.
+    ``ahead``, ``back``: of a stage's copy to the next one and to the one before; 0 if that is on
     the same IPU.
     """
 
@@ -41,7 +41,7 @@ class Work:
     back: tuple[int, ...]
 
     def cycles(self, action: Action) -> int:
-        """Cycles of an action, without copies; a forward's host transfers are in it."""
+        """Cycles of an action, without copies; a forward includes its host transfers."""
         costs, stage = self.costs, action.stage
         if action.work == FORWARD:
             outputs = () if costs.stream_out_once else costs.stream_out
@@ -55,7 +55,7 @@ class Work:
 def steps_of(schedule: ActionSchedule) -> tuple[tuple[int, ...], ...]:
     """The step of each action: its schedule's, or the first in which it can run.
 
-    An action reads what another IPU made in an earlier step. An overlapping pair shares one.
+    An action reads what another IPU made in an earlier step. An overlapping pair shares a step.
     """
     if schedule.steps:
         return schedule.steps
@@ -117,8 +117,8 @@ def in_steps(schedule: ActionSchedule, work: Work) -> Schedule:
 def free(schedule: ActionSchedule, work: Work) -> Schedule:
     """Laid out with each IPU waiting only for what it reads, exactly, event by event.
 
-    Copies travel beside the work, one at a time on the link from an IPU to another. The weight
-    update follows when all are through. There is one pipeline cycle a phase.
+    Copies overlap the work, one at a time on the link from an IPU to another. The weight update
+    follows when all have finished. There is one pipeline cycle a phase.
     """
     last, where, costs = schedule.stages - 1, schedule.ipus, work.costs
     there: dict[tuple[Key, int], int] = {}  # when an IPU has what an action made
@@ -187,7 +187,7 @@ def _laid_out(costs: Costs, columns: np.ndarray, through: int) -> Schedule:
 
 
 def sliced(schedule: Schedule, slices: int) -> Schedule:
-    """With equal parts of its time for pipeline cycles, for a picture; each in its first phase."""
+    """With equal parts of its time as pipeline cycles, for a picture; each in its first phase."""
     edges = np.unique(np.linspace(0, schedule.total, slices + 1).astype(np.int64))
     of = np.searchsorted(schedule.cycle_start, edges[:-1], side="right") - 1
     return replace(
@@ -201,7 +201,7 @@ def sliced(schedule: Schedule, slices: int) -> Schedule:
 
 
 def waiting(schedule: Schedule, ipus: int) -> float:
-    """Share of the IPUs' time in which they run no forward, backward or update."""
+    """Share of the IPUs' time without forward, backward or update."""
     works = np.isin(
         schedule.kind, (schedule_types.FORWARD, schedule_types.BACKWARD, schedule_types.UPDATE)
     )
@@ -221,7 +221,7 @@ def span(schedule: Schedule) -> int:
 
 
 def ramps(schedule: Schedule) -> int:
-    """Cycles until the last IPU begins to work, and from when the first one is through."""
+    """Cycles until the last IPU begins to work, and from the end of the first one's work."""
     works = np.isin(schedule.kind, (schedule_types.FORWARD, schedule_types.BACKWARD))
     ipu, start, end = schedule.ipu[works], schedule.start[works], schedule.end[works]
     own = [(int(start[ipu == i].min()), int(end[ipu == i].max())) for i in np.unique(ipu)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipuscope.profiler.analysis.balance import step_balance
 from ipuscope.profiler.analysis.compare import (
     compare,
     compare_classes,
@@ -12,21 +11,20 @@ from ipuscope.profiler.analysis.compare import (
     imported,
     not_comparable,
 )
-from ipuscope.profiler.analysis.host_transfers import host_tensors
 from ipuscope.profiler.analysis.memory_hot_spots import (
     fullest,
     fullest_tiles,
     held_at_peak,
     memory_peaks,
+    overflows,
 )
-from ipuscope.profiler.analysis.movement import movement, movement_of_ops
+from ipuscope.profiler.analysis.movement import host_tensors, movement, movement_of_ops
 from ipuscope.profiler.analysis.operators import operators, roofline
-from ipuscope.profiler.analysis.overflow import overflows
 from ipuscope.profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from ipuscope.profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from ipuscope.profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
 from ipuscope.profiler.analysis.program import program_cycles
-from ipuscope.profiler.analysis.stages import ipu_costs, slowest
+from ipuscope.profiler.analysis.stages import ipu_costs, slowest, step_balance
 
 __all__ = [
     "Bubble",

@@ -14,7 +14,7 @@ from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import peak
-from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.analysis.waits import worker
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def compare_ops(a: Report, b: Report) -> pd.DataFrame:
-    """Operators of two reports matched by name and direction.
+    """Operators of two reports matched by name and direction, the largest differences first.
 
     ``name, direction``, of each side ``stage, cycles`` (one execution), ``executions`` and
     ``total_cycles`` (of a weight update, `executed_ops`), and ``difference`` and ``ratio`` of the
-    totals, the largest differences first; None where a report has none. Where the updates have
-    different numbers of samples, totals are per sample, as fractions.
+    totals; None if a report has none. Totals are per sample, as fractions, if the updates have
+    different numbers of samples.
     """
     import pandas as pd
 
@@ -59,10 +59,10 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
 def compare_classes(measured: Report, modelled: Report) -> pd.DataFrame:
     """Cycles of one execution of the operators that both reports have, by class and in total.
 
-    Of an imported profile and a modelled one they are paired by PopART's names and in order.
-    ``kind`` (the ATen operator, without overload; "all" in the last row), ``operators``,
-    ``measured``, ``modelled``, and ``error``: by which share of the measured the modelled is more.
-    Operators that take no cycles in one of them are left out. Empty where none are paired.
+    They are paired by PopART's names and in order. ``kind`` (the ATen operator, without overload;
+    "all" in the last row), ``operators``, ``measured``, ``modelled``, and ``error``: by which share
+    of the measured the modelled is more. Operators without cycles in one report are left out. Empty
+    if none are paired.
     """
     import pandas as pd
 
@@ -99,10 +99,10 @@ def compare_waits(a: Report, b: Report) -> pd.DataFrame:
     """Where the difference between two updates comes from, on their critical paths.
 
     One row for each cause and place of waiting: ``cause, where`` ("stage 2", "the weight update on
-    IPU 0", "IPU 3 and 4"), ``cycles_a, cycles_b`` (0 where a path has none of it), ``difference``
-    and ``share`` (of the whole difference; NaN where there is none), the largest differences first.
-    The differences add up to that of the updates. Where the updates have different numbers of
-    samples, all cycles are per sample, as fractions. Empty where a report has no times.
+    IPU 0", "IPU 3 and 4"), ``cycles_a, cycles_b`` (0 if a path has none of it), ``difference`` and
+    ``share`` (of the whole difference; NaN if that is 0), the largest differences first; they add
+    up to that of the updates. Cycles are per sample, as fractions, if the updates have different
+    numbers of samples. Empty if a report has no times.
     """
     return _differences(a, b, _waits, _WAITS)
 
@@ -113,7 +113,7 @@ LEVELS = ("cause", "module", "IPU")  # of `compare_paths`
 def compare_paths(a: Report, b: Report, at: Sequence[str] = ()) -> pd.DataFrame:
     """`compare_waits` by cause, of one cause ``at`` by module, and of one module of it by IPU.
 
-    ``name`` in place of ``cause, where``. What no operator does has its task's name for a module.
+    ``name`` in place of ``cause, where``. Without an operator, the task's name is the module.
     """
 
     def by(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
@@ -146,8 +146,8 @@ def _differences(
         path = critical_path(report) if len(report.runs) else None
         if path is None or not len(path):
             return pd.DataFrame(columns=pd.Index(columns))
-        found = by(report, path)
-        sides.append(found / max(1, _samples(report)) if per_sample else found)
+        cycles = by(report, path)
+        sides.append(cycles / max(1, _samples(report)) if per_sample else cycles)
     both = pd.concat(sides, axis=1, keys=["cycles_a", "cycles_b"]).fillna(0)
     both["difference"] = both["cycles_b"] - both["cycles_a"]
     whole = float(both["difference"].sum())
@@ -167,14 +167,14 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
     peers = _peers(report, set(path.loc[steps, "step"].tolist()))
     columns = (path[name].tolist() for name in ("task", "stage", "ipu", "step"))
     where = [
-        peers.get(step) or _worker(task, stage, ipu)
+        peers.get(step) or worker(task, stage, ipu)
         for task, stage, ipu, step in zip(*columns, strict=True)
     ]
     return path.assign(where=where).groupby(["cause", "where"])["cycles"].sum()
 
 
 def _peers(report: Report, steps: set[int]) -> dict[int, str]:
-    """For each step that moves tensors between IPUs, which: 'IPUs 3 and 4'."""
+    """For each step that moves tensors between IPUs, these IPUs: 'IPUs 3 and 4'."""
     moved = report.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}
@@ -184,19 +184,11 @@ def _peers(report: Report, steps: set[int]) -> dict[int, str]:
     return names
 
 
-def _worker(task: str, stage: int, ipu: int) -> str:
-    if task == BodyTask.UPDATE:
-        return f"the weight update on IPU {ipu}"
-    if stage >= 0:
-        return f"stage {stage}"
-    return f"IPU {ipu}" if ipu >= 0 else "all"
-
-
 def compare(a: Report, b: Report) -> pd.DataFrame:
     """The main measures of two reports: ``what, unit, a, b, difference, ratio``.
 
-    NaN where a report lacks the measure, ``ratio`` None where it makes no sense. Times of a model
-    that was only compiled come from its schedule, like those of one that ran.
+    NaN if a report lacks the measure; ``ratio`` is None if it makes no sense. Times of a model that
+    was only compiled come from its schedule, like those of one that ran.
     """
     import pandas as pd
 
@@ -209,15 +201,14 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
 
 
 def not_comparable(a: Report, b: Report) -> dict[str, str]:
-    """Measures of `compare` that do not say which of the two is better, and why.
-
-    For a measure that is not listed, the comparison is meaningful.
-    """
+    """Measures of `compare` that do not tell which of the two is better, and why."""
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]
     reasons: dict[str, str] = {}
     if len(a.ops) and len(b.ops) and not _in_common(a, b):
-        reasons = dict.fromkeys(_OF_A_MODEL, "A and B have no operator in common: two other models")
+        reasons = dict.fromkeys(
+            _OF_A_MODEL, "A and B have no operator in common: the models differ"
+        )
     if kinds[0] != kinds[1]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:
@@ -263,8 +254,8 @@ def _waiting(report: Report) -> float:
 
 
 def _of_peak(report: Report, which: str) -> float:
-    found = peak(report)
-    return getattr(found, which) if found else math.nan
+    top = peak(report)
+    return getattr(top, which) if top else math.nan
 
 
 # The first is named by `turn`: an inference has no weight update.

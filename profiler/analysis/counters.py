@@ -11,7 +11,7 @@ from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import as_narrow
 from ipuscope.profiler.timeline.merged_bodies import lengths
 
-_SPARSE = 8  # times as many numbers as steps: they are searched rather than listed
+_SPARSE = 8  # times as many ids as steps: search rather than a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class OfSteps:
     """Memory, tiles and link traffic of steps; entry i is of step ``step[i]``, ids in order.
 
     ``live``: bytes live on the IPU, over all tiles; ``tiles``: active tiles; ``link``: bytes that
-    the IPU sends to other IPUs. int64, but for the mean of the tiles of steps that are merged.
+    the IPU sends to other IPUs. int64, except the mean of the tiles of merged steps.
     """
 
     step: np.ndarray
@@ -29,7 +29,7 @@ class OfSteps:
 
 
 def of_steps(report: Report, ipu: int) -> OfSteps:
-    """Counters of the steps of one IPU of a replica. IndexError if there is no such IPU."""
+    """Counters of the steps of one IPU of a replica; IndexError if there is no such IPU."""
     steps = report.steps_of_ipu(ipu, "step", "kind")
     active, sent = report.activity_of_steps(ipu)
     order = np.argsort(steps["step"], kind="stable")
@@ -42,19 +42,19 @@ def of_steps(report: Report, ipu: int) -> OfSteps:
     return OfSteps(*(column[order] for column in columns))
 
 
-def of_merged(report: Report, known: Sequence[OfSteps], finest: int) -> OfSteps:
-    """Counters of merged bodies' entries (`Report.merged`), which stand in the place of ``step``.
+def of_merged(report: Report, counters: Sequence[OfSteps], finest: int) -> OfSteps:
+    """Counters of merged bodies' entries (`Report.merged`), whose numbers replace ``step``.
 
-    ``known``: those of the IPUs whose steps count. ``live`` is the most of what an entry stands
-    for, ``tiles`` their mean over its time, ``link`` their sum.
+    ``counters``: of the IPUs whose steps count. ``live`` is the maximum over an entry, ``tiles``
+    the mean over its time, ``link`` the sum.
     """
     bodies, entries = report.bodies_in_row, report.merged(finest)
     live, tiles, link = np.zeros((3, len(bodies.step)), dtype=np.int64)
     there = np.zeros(len(bodies.step), dtype=bool)
-    for one in known:
+    for one in counters:
         if not len(one.step):
             continue
-        at, missing = _found(one.step, bodies.step)
+        at, missing = _positions(one.step, bodies.step)
         here = np.delete(np.arange(len(at)), missing)
         there[here] = True
         live[here], tiles[here], link[here] = (
@@ -66,44 +66,43 @@ def of_merged(report: Report, known: Sequence[OfSteps], finest: int) -> OfSteps:
     mean = np.where(
         alone, tiles[entries.source], entries.total(tiles * length) / np.maximum(1, took)
     )
-    found = np.flatnonzero(there[entries.source])
-    return OfSteps(found, entries.most(live)[found], mean[found], entries.total(link)[found])
+    rows = np.flatnonzero(there[entries.source])
+    return OfSteps(rows, entries.most(live)[rows], mean[rows], entries.total(link)[rows])
 
 
-def at_slices(known: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``live, tiles, link`` of `OfSteps` for executed steps in time order; an entry a slice.
+def at_slices(counters: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``live, tiles, link`` of `OfSteps` for executed steps in time order, one entry a slice.
 
-    While an IPU waits (step -1), what it held before stays live; no tile is active and nothing is
-    sent.
+    While an IPU waits (step -1), what was live stays live; no tile is active and nothing is sent.
     """
     none = np.zeros(len(step), dtype=np.int64)
-    if not len(known.step) or not len(step):
+    if not len(counters.step) or not len(step):
         return none, none, none
-    at, idle = _found(known.step, step)
+    at, idle = _positions(counters.step, step)
     if len(idle) == len(step):
         return none, none, none
     at[idle] = 0
-    columns = (known.live, known.tiles, known.link)
+    columns = (counters.live, counters.tiles, counters.link)
     live, tiles, link = (
         (as_narrow(column) if column.dtype.kind == "i" else column)[at] for column in columns
     )
     if len(idle):
         begins = np.append(True, np.diff(idle) > 1)
         before = (idle[begins] - 1)[np.cumsum(begins) - 1]
-        first = int((idle == np.arange(len(idle))).sum())  # step: what is before it holds as well
+        first = int((idle == np.arange(len(idle))).sum())  # step: its bytes are live before it too
         live[idle] = live[np.where(before < 0, first, before)]
         tiles[idle] = link[idle] = 0
     return live, tiles, link
 
 
-def _found(known: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of steps among those that are known, sorted, and which are not there."""
-    low, high = known[[0, -1]].tolist()
-    if high - low >= _SPARSE * (len(known) + len(step)):  # ids of another's making
-        at = np.searchsorted(known, step).clip(0, len(known) - 1)
-        return at, np.flatnonzero(known[at] != step)
+def _positions(ids: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of ``step`` in the sorted ``ids``, and which of them are missing there."""
+    low, high = ids[[0, -1]].tolist()
+    if high - low >= _SPARSE * (len(ids) + len(step)):  # ids of another's making
+        at = np.searchsorted(ids, step).clip(0, len(ids) - 1)
+        return at, np.flatnonzero(ids[at] != step)
     position = np.full(high - low + 2, -1)  # the last one for all that is outside
-    position[known - low] = np.arange(len(known))
+    position[ids - low] = np.arange(len(ids))
     offset = np.subtract(step, low, dtype=np.int64)
     if step.min() < low or step.max() > high:
         offset[(offset < 0) | (offset > high - low)] = high - low + 1
@@ -112,7 +111,7 @@ def _found(known: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def until(value: np.ndarray) -> np.ndarray:
-    """The sum of the values before each slice, and of all of them at the end: float64."""
+    """The sum of the values before each slice, and the total at the end: float64."""
     sums = np.zeros(len(value) + 1)
     np.cumsum(value, dtype=np.float64, out=sums[1:])
     return sums
@@ -121,9 +120,8 @@ def until(value: np.ndarray) -> np.ndarray:
 def mean(start: np.ndarray, end: np.ndarray, sums: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """The mean over time, between consecutive edges, of what slices add up to: float64.
 
-    ``sums`` as `until` has them, of what each slice has in all its cycles (the tiles at work times
-    its length; the bytes that it sends). Slices are in time order, without overlap; between them
-    there is nothing.
+    ``sums``: from `until`, of the total of each slice over its cycles (working tiles times its
+    length; bytes sent). Slices are in time order, without overlap; gaps count 0.
     """
     if not len(start):
         return np.zeros(len(edges) - 1)

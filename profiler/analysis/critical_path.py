@@ -1,13 +1,13 @@
 """The critical path of an update, cycle by cycle: the chain of tasks that sets its length.
 
 An update (a device iteration) ends when its last task ends. That task began when the task before it
-on its IPU ended or, where its IPU was waiting, when a task of another IPU ended. Followed back like
-this to the beginning, every cycle belongs to exactly one task, and a task's cycles to its program
-steps, so the attribution adds up exactly to the update. Shortening anything that is not on the path
-gains nothing; shortening what is on it gains at most its cycles, until another chain is longer
-(`ipuscope.profiler.timeline.schedules` says by how much).
+on its IPU ended or, if its IPU was waiting, when a task of another IPU ended. Followed back to the
+beginning, every cycle belongs to exactly one task, and a task's cycles to its program steps, so the
+attribution adds up exactly to the update. To shorten what is not on the path gains nothing; to
+shorten what is on it gains at most its cycles, until another chain is longer
+(`ipuscope.profiler.timeline.schedules` computes that).
 
-Where several IPUs end at the same cycle, the path stays on its IPU if that one works until then.
+If several IPUs end at the same cycle, the path stays on its IPU if that one works until then.
 Otherwise it goes to the longest of the tasks that end there, then to the lowest IPU.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from ipuscope.profiler.file.trace import Bodies
 
-WAITING = "waiting"  # of cycles that no task accounts for: none, in what the engine writes
+WAITING = "waiting"  # cycles without a task: none, in what the engine writes
 
-# What a cycle of the path is spent on, from a step's kind and purpose; the order is the legend's.
+# The causes of the path's cycles, from a step's kind and purpose; the order is the legend's.
 CAUSES = (
     "compute",
     "exchange on chip",
@@ -86,10 +86,7 @@ _BY_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Tasks of the path in time order: int64, one entry a piece; pieces follow without gap.
-
-    ``task``: position in the table of tasks, -1 for cycles that no task accounts for.
-    """
+    """Path in time order, int64[piece], without gaps; ``task``: row of the tasks, -1 if none."""
 
     task: np.ndarray
     start: np.ndarray
@@ -101,16 +98,16 @@ def chain(
 ) -> Chain:
     """The critical chain of tasks from cycle 0 to ``total``.
 
-    ``rank``: 0 for work, 1 for what runs beside the work (host transfers over I/O tiles), 2 for
+    ``rank``: 0 for work, 1 for what overlaps the work (host transfers over I/O tiles), 2 for
     waiting, which is never on the path. Arrays have one entry a task, times in cycles.
     """
     usable = np.flatnonzero((rank < 2) & (end > start))
     # Of those that end together: work first, then the longest, then the lowest IPU.
     length = end[usable] - start[usable]
-    # as two numbers: half as long to sort by as four
+    # one key of two numbers instead of four: sorting takes half as long
     then = length * (int(ipu.max(initial=0)) + 1) - ipu[usable]
     usable = usable[np.lexsort((-then, end[usable] * 2 + rank[usable]))]
-    # numbers of Python: what is looked up one by one is quicker in lists
+    # Python's lists: single look-ups are quicker than in arrays
     ends, begins, ipus = end[usable].tolist(), start[usable].tolist(), ipu[usable].tolist()
     worker = np.where(rank[usable] == 0, ipu[usable], -1).tolist()
     tasks, starts, stops = [], [], []
@@ -134,10 +131,7 @@ def chain(
 
 
 def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataFrame, Chain]:
-    """The tasks of a run's device iteration (`Report.tasks`) and the chain through them.
-
-    Times of the chain count from the beginning of the device iteration.
-    """
+    """The tasks of a run's device iteration (`Report.tasks`), and the chain from its beginning."""
     tasks = report.tasks(run, iteration=iteration)
     key = f"chain of run {run}, iteration {iteration}"
     return tasks, report.once(key, lambda: chain_through(tasks))
@@ -157,17 +151,17 @@ def chain_through(tasks: pd.DataFrame) -> Chain:
 
 
 def on_ipus(tasks: pd.DataFrame, chain: Chain) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the chain runs (`chain_of`), pieces on one IPU as one: IPU, start and end of each."""
+    """Where the chain runs (`chain_of`): IPU, start and end of each stretch on one IPU."""
     return pieces_on_ipus(tasks["ipu"].to_numpy(), chain)
 
 
 def pieces_on_ipus(
     ipu_of_task: np.ndarray, chain: Chain
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same, from the IPU of each task."""
-    known = chain.task >= 0
-    ipu = ipu_of_task[chain.task[known]]
-    start, end = chain.start[known], chain.end[known]
+    """`on_ipus`, from the IPU of each task."""
+    real = chain.task >= 0
+    ipu = ipu_of_task[chain.task[real]]
+    start, end = chain.start[real], chain.end[real]
     first = np.flatnonzero(np.append([True], ipu[1:] != ipu[:-1])[: len(ipu)])
     last = np.append(first[1:], len(ipu))[: len(first)] - 1
     return ipu[first], start[first], end[last]
@@ -190,15 +184,15 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
 
     ``phase`` (of `records.PHASES`), ``cause`` (of `CAUSES`), ``ipu``, ``stage``, ``direction``,
     ``task`` (of `BodyTask`), ``body``, ``step`` (-1: none), ``op`` (-1: none), ``tensor``,
-    ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
-    cycles add up exactly to the update's. Sorted by cycles, most first. Callers must not modify it.
+    ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together), which
+    add up exactly to the update's. Most cycles first. Callers must not modify it.
     """
     key = f"critical path of run {run}, iteration {iteration}"
     return report.once(key, lambda: critical_path_of(report, *chain_of(report, run, iteration)))
 
 
 def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
-    """`critical_path` along a chain that is known (`chain_of`)."""
+    """`critical_path` along a given chain (`chain_of`)."""
     rows = spent_by_step(report, _pieces(tasks, path))
     rows = rows[rows["cycles"] > 0]
     return rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
@@ -208,12 +202,12 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     """The chain's pieces by phase, body and length: ``phase, body, length, times``."""
     import pandas as pd
 
-    known = path.task >= 0
-    on_path = tasks.iloc[path.task[known]]
-    phase = np.full(len(known), WAITING, dtype=object)
-    phase[known] = on_path["phase"].astype(str).to_numpy()
-    body = np.full(len(known), -1, dtype=np.int64)
-    body[known] = on_path["body"].to_numpy()
+    real = path.task >= 0
+    on_path = tasks.iloc[path.task[real]]
+    phase = np.full(len(real), WAITING, dtype=object)
+    phase[real] = on_path["phase"].astype(str).to_numpy()
+    body = np.full(len(real), -1, dtype=np.int64)
+    body[real] = on_path["body"].to_numpy()
     pieces = pd.DataFrame({"phase": phase, "body": body, "length": path.end - path.start})
     return pieces.value_counts(sort=False).rename("times").reset_index()
 
@@ -222,8 +216,7 @@ def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
     """What pieces spend, by phase, body and step, in the order in which each first comes.
 
     ``pieces``: ``phase, body, length`` (cycles) and ``times``; the last step of a piece lasts until
-    it ends. ``phase, cause`` (of `CAUSES`), ``ipu, stage, direction, task, body, step, op, tensor,
-    name, times`` and ``cycles`` (of all times together).
+    it ends. The columns are those of `critical_path`.
     """
     import pandas as pd
 
@@ -252,20 +245,17 @@ def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
 def _unrolled(
     ids: np.ndarray, bodies: Bodies, pieces: pd.DataFrame
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces step by step: piece, entry of ``bodies`` (-1: none), cycles of all its times.
-
-    ``ids``: of the bodies.
-    """
+    """Pieces of bodies ``ids`` by step: piece, entry of ``bodies`` (-1: none), cycles of all."""
     body = pieces["body"].to_numpy()
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids, body, sorter=order), max(0, len(ids) - 1))
     row = order[at] if len(ids) else np.full(len(body), -1)
-    known = (row >= 0) & (np.append(ids, -1)[row] == body)
+    real = (row >= 0) & (np.append(ids, -1)[row] == body)
     count = np.ones(len(body), dtype=np.int64)
-    count[known] = bodies.count[row[known]]
+    count[real] = bodies.count[row[real]]
     piece = np.repeat(np.arange(len(body)), count)
     within = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
-    entry = np.where(known[piece], np.append(bodies.first, 0)[row[piece]] + within, -1)
+    entry = np.where(real[piece], np.append(bodies.first, 0)[row[piece]] + within, -1)
     start = np.append(bodies.start, 0)[entry]
     last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
     length, times = (pieces[name].to_numpy() for name in ("length", "times"))
@@ -274,9 +264,9 @@ def _unrolled(
 
 
 def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
-    """A number for each entry, the same where a body runs the same step; and how many there are.
+    """A number for each entry, the same if a body runs the same step; and a bound of the numbers.
 
-    Loops run steps several times. Numbers are below the second result, not all of them used.
+    Loops run steps several times. Numbers are below the bound, not all of them used.
     """
     chosen = np.unique(np.searchsorted(bodies.first, entry[entry >= 0], side="right") - 1)
     count = bodies.count[chosen]
@@ -296,11 +286,11 @@ def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _named(report: Report, entry: np.ndarray) -> pd.DataFrame:
     """Rows of `Report.body_steps` by numbers; -1 is waiting that no task accounts for."""
-    known = entry >= 0
-    named = report.body_steps_at(entry[known])
-    if known.all():
+    real = entry >= 0
+    named = report.body_steps_at(entry[real])
+    if real.all():
         return named
-    named = named.set_axis(np.flatnonzero(known)).reindex(np.arange(len(entry)))
+    named = named.set_axis(np.flatnonzero(real)).reindex(np.arange(len(entry)))
     named = named.fillna(dict.fromkeys(_IDS, -1))
     named = named.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
     named = named.fillna({"kind": WAITING, "name": WAITING})
@@ -308,7 +298,7 @@ def _named(report: Report, entry: np.ndarray) -> pd.DataFrame:
 
 
 def _causes(steps: pd.DataFrame) -> np.ndarray:
-    """`_cause` of each step, worked out once for all of a kind."""
+    """`_cause` of each step, computed once for all of a kind."""
     about = steps[["kind", "purpose", "task"]]
     kind = about.groupby([*about.columns], sort=False).ngroup()  # in the order of the first of each
     first_ones = about[~kind.duplicated()]
@@ -323,16 +313,16 @@ def _cause(kind: str, purpose: str, task: str) -> str:
     return _OF_PURPOSE.get(purpose) or _OF_KIND.get(kind, "compute")
 
 
-# -- what to say of it ---
+# -- summaries ---
 
 _ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streaming memory")
 
 
 def waterfall(path: pd.DataFrame) -> pd.DataFrame:
-    """The path by cause and phase.
+    """The path by cause and phase, in the order of `CAUSES`.
 
-    ``cause``, a column for each of `records.PHASES` that is there, ``cycles`` and ``share`` (of the
-    update, 0..1), in the order of `CAUSES`. ``path`` is what `critical_path` gives.
+    ``cause``, a column for each of `records.PHASES` that occurs, ``cycles`` and ``share`` (of the
+    update, 0..1). ``path``: from `critical_path`.
     """
     table = path.pivot_table(
         index="cause", columns="phase", values="cycles", aggfunc="sum", fill_value=0

@@ -1,4 +1,4 @@
-"""What a first look at a profile says: the numbers once, and one wording of them.
+"""The facts of a profile for a first look: the numbers once, and one wording of them.
 
 `ipu-report summary`, the viewer's Summary, the HTML report and a notebook show these. Cycles are of
 the first profiled device iteration (all are alike), times are those of the modelled machine.
@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler import confidence, units
-from ipuscope.profiler.analysis.instances import Shared, shared
 from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
+from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
-from ipuscope.profiler.analysis.waits_in_short import of as waits_of
+from ipuscope.profiler.analysis.waits import of as waits_of
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.units import count
 
 MOST_WAITS = 3
 _WAITS = ("longest_wait", "second_wait", "third_wait")
@@ -30,9 +32,9 @@ _WAITS = ("longest_wait", "second_wait", "third_wait")
 class Speed:
     """A device iteration: ``cycles``, micro-batches, seconds and samples a second of all replicas.
 
-    ``waiting``: share of all IPUs' cycles. ``error``: the share by which cycles are likely off,
-    ``likely``: the samples a second between which the rate is then; None where the profile does not
-    say. ``unmeasured``: the share of cycles that no published measurement judges.
+    ``waiting``: share of all IPUs' cycles. ``error``: the likely error of the cycles, as a share;
+    ``likely``: the range of the rate with it; None if the profile does not say. ``unmeasured``: the
+    share of cycles that no published measurement judges.
     """
 
     cycles: int
@@ -63,7 +65,7 @@ class Slowest:
 
 @dataclass(frozen=True, slots=True)
 class Fullest:
-    """The fullest tile: its IPU, the bytes that it uses, and those that it has.
+    """The fullest tile: its IPU, the bytes used, and the bytes it has.
 
     ``extent``: the largest of that IPU's tiles, gaps included, which decides whether it fits.
     """
@@ -82,20 +84,24 @@ class Fullest:
 
     @property
     def share(self) -> float:
-        """Of the tile, over 1 where it does not fit."""
+        """Share of the tile, over 1 if it does not fit."""
         return self.used / self.limit
 
     @property
     def doubt(self) -> str:
-        """What is not sure of it: empty where it is far enough from the limit, or does not fit."""
+        """What is uncertain: empty if far enough from the limit, or if it does not fit."""
         close = 0 <= self.limit - self.extent <= CLOSE * self.limit
         return f"within {CLOSE:.0%} of the limit: compile to know" if close else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
-    """The numbers of a profile. ``runs``: name, device iterations and cycles of each call."""
+    """The numbers of a profile. ``runs``: name, device iterations and cycles of each call.
 
+    ``peak``, ``slowest`` and ``waits`` go through the executed steps, and are found when asked for.
+    """
+
+    report: Report
     path: Path
     model: str
     kind: str
@@ -119,9 +125,24 @@ class Facts:
     turn: str
     runs: tuple[tuple[str, int, int], ...]
     speed: Speed | None
-    peak: Peak | None
-    slowest: Slowest | None
-    waits: tuple[tuple[float, str], ...]
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """MFU, HFU and the way from the peak; None without a schedule."""
+        return peak(self.report)
+
+    @cached_property
+    def slowest(self) -> Slowest | None:
+        """What computes longest; None without a stage."""
+        return slowest_of(self.report)
+
+    @cached_property
+    def waits(self) -> tuple[tuple[float, str], ...]:
+        """Share and words of what an update waits for longest."""
+        if not self.runs:
+            return ()
+        longest = waits_of(self.report).longest.head(MOST_WAITS)
+        return tuple(zip(longest["share"], longest["what"], strict=True))
 
     @property
     def ipus(self) -> int:
@@ -130,11 +151,11 @@ class Facts:
 
 
 def facts(report: Report) -> Facts:
-    """The facts of a profile; without ``speed`` and ``waits`` where it has no schedule."""
+    """The facts of a profile; without ``speed`` if it has no schedule."""
     meta, options, runs = report.meta, report.options, report.runs
     columns = (runs[name].tolist() for name in ("name", "iterations", "cycles"))
-    waits = waits_of(report).longest.head(MOST_WAITS) if len(runs) else None
     return Facts(
+        report=report,
         path=report.path,
         model=str(meta["model"]),
         kind=str(meta["kind"]),
@@ -145,7 +166,7 @@ def facts(report: Report) -> Facts:
         writer=str(meta["writer"]),
         warnings=tuple(map(str, meta["warnings"])),
         target=report.target,
-        shards=int(number(meta, "tensor_sharding", 1)) or 1,
+        shards=shards_of(report),
         shared=shared(report),
         stages=len(report.stages),
         blocks=len(report.blocks),
@@ -158,20 +179,17 @@ def facts(report: Report) -> Facts:
         turn=turn(report),
         runs=tuple(zip(*columns, strict=True)),
         speed=_speed(report),
-        peak=peak(report),
-        slowest=slowest_of(report),
-        waits=() if waits is None else tuple(zip(waits["share"], waits["what"], strict=True)),
     )
 
 
 def set_options(report: Report) -> list[tuple[str, Any]]:
-    """Dotted name and value of each option, by name, without those that are not set."""
+    """(dotted name, value) of each option that is set, by name."""
     rows = sorted(report.options.items())
     return [(name, value) for name, value in rows if value is not None and value != ""]
 
 
 def fullest(report: Report) -> Fullest | None:
-    """The fullest tile of all IPUs; None where the profile has no tiles."""
+    """The fullest tile of all IPUs; None if the profile has no tiles."""
     tiles = fullest_tiles(report)
     return Fullest.of(report, tiles) if len(tiles) else None
 
@@ -180,15 +198,15 @@ def _speed(report: Report) -> Speed | None:
     one = pace(report)
     if not one.cycles:
         return None
-    known, rate = confidence.confidence(report), one.samples_per_second
+    error, rate = confidence.confidence(report), one.samples_per_second
     return Speed(
         one.cycles,
         one.micro_batches,
         one.cycles / report.target.clock_hz,
         rate,
         waiting(report),
-        None if known is None else known.likely,
-        None if known is None else known.rates(rate),
+        None if error is None else error.likely,
+        None if error is None else error.rates(rate),
         confidence.unmeasured(report),
     )
 
@@ -254,7 +272,7 @@ def about(of: Facts) -> list[Fact]:
 
 
 def speed(of: Facts) -> list[Fact]:
-    """How fast it is, how sure that is, and what takes longest."""
+    """How fast it is, how certain that is, and what takes longest."""
     if of.speed is None:
         return [Fact("runs", 0, "runs", "none, and no schedule: the compile did not get so far")]
     one = of.speed
@@ -292,7 +310,7 @@ def rate(of: Speed) -> str:
 
 
 def memory(of: Fullest | None) -> list[Fact]:
-    """How full the fullest tile is, and what of that is not sure."""
+    """How full the fullest tile is, and what of that is uncertain."""
     if of is None:
         return []
     doubt = f"; {of.doubt}" if of.doubt else ""
@@ -301,7 +319,7 @@ def memory(of: Fullest | None) -> list[Fact]:
 
 
 def in_words(report: Report) -> list[tuple[str, str]]:
-    """Label and words of all of these that people read."""
+    """Label and words of all facts that people read."""
     of = facts(report)
     rows = (*about(of), *speed(of), *memory(fullest(report)))
     return [(one.label, one.words) for one in rows if one.words]
@@ -356,3 +374,30 @@ def slowest_words(slow: Slowest) -> str:
     where, name = slow.blocks or "no Block", slow.name
     who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
     return f"{who}: {slow.cycles:,} cycles a micro-batch, {slow.ratio:.2f} x the mean"
+
+
+# -- The instances of a script that share the replicas of a profiled model ---
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """``instances`` processes on ``hosts`` machines, each with ``replicas`` of ``ipus`` IPUs."""
+
+    instances: int
+    hosts: int
+    replicas: int
+    ipus: int
+
+    def __str__(self) -> str:
+        """On one line, as in "4 instances on 2 hosts x 2 replicas x 1 IPU"."""
+        where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
+        replicas, ipus = count(self.replicas, "replica"), count(self.ipus, "IPU")
+        return f"{count(self.instances, 'instance')}{where} x {replicas} x {ipus}"
+
+
+def shared(report: Report) -> Shared:
+    """The instances that run the replicas of a profile; one if the profile does not say."""
+    target = report.target
+    instances = max(1, int(number(report.meta, "num_instances", 1)))
+    hosts = max(1, int(number(report.meta, "num_hosts", 1)))
+    return Shared(instances, hosts, target.num_replicas // instances, target.ipus_per_replica)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.report import Report
@@ -22,7 +23,7 @@ from ipuscope.profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-# What a path is made of, from the root; "module" is as many names as a module is deep.
+# The parts of a path, from the root; "module" is as many names as a module is deep.
 ORDERS: dict[str, tuple[str, ...]] = {
     "module": ("module", "operator", "stage"),
     "stage": ("stage", "module", "operator"),
@@ -58,11 +59,11 @@ class Node(NamedTuple):
 
 
 def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """Cycles that IPUs are busy for in a device iteration, by program step.
+    """Cycles for which IPUs are busy in a device iteration, by program step.
 
     ``ipu, stage, direction, step, op, cause`` (of `critical_path.CAUSES`), ``name, times``
-    (executions, of all replicas) and ``cycles`` (of all of them). Waiting is not in it; what runs
-    beside other work on I/O tiles is.
+    (executions, of all replicas) and ``cycles`` (of all of them). Includes overlapped work on I/O
+    tiles, but no waiting.
     """
     tasks = report.tasks(run, iteration=iteration)
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
@@ -76,9 +77,9 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
     """`cycles_by_step` of the first device iteration: ``path``, ``value`` (cycles) and ``kind``.
 
-    ``kind``: the direction of what operators do on their chip, else what the cycles are spent on.
-    Steps that no operator makes (copies, host I/O) have their cause in place of a module.
-    ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
+    ``kind``: the direction of what operators do on their chip, else the cause. Steps without an
+    operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
+    layers that differ only in their number are one.
     """
     steps = cycles_by_step(report)
     op = steps["op"].to_numpy()
@@ -90,20 +91,13 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
 
 
 def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.DataFrame:
-    """Bytes live at the step at which each IPU of a replica holds most, as leaves.
+    """Bytes live at the step at which each IPU of a replica is fullest, as leaves.
 
     ``path``, ``value`` (bytes over all tiles) and ``kind`` (role, or category of a program's own).
-    A weight and its state are in the weight's module; what has neither operator nor module has its
-    category in their place.
+    A weight and its state are in the weight's module; a variable without operator and module has
+    its category instead.
     """
-    import pandas as pd
-
-    parts = []
-    for ipu in range(report.target.ipus_per_replica):
-        total = report.liveness(ipu)["total"].to_numpy()
-        step = int(total.argmax()) if len(total) else 0
-        parts.append(report.live_variables(ipu, step)[["variable", "bytes"]])
-    live = pd.concat(parts, ignore_index=True)
+    live = live_at_peaks(report)
     about = report.variables.loc[live["variable"], ["name", "role", "category", "op", "stage"]]
     rows = about.reset_index(drop=True).assign(bytes=live["bytes"])
     role, category = rows["role"].astype(str), rows["category"].astype(str)
@@ -122,10 +116,7 @@ def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[s
 
 
 def _operators(steps: pd.Series[str], operators: pd.Series[str], has_op: np.ndarray) -> np.ndarray:
-    """Names of operators, of steps where there is none.
-
-    The begin, mid and end of a stream copy get the copy's name.
-    """
+    """Names of operators, or of steps without one; parts of a stream copy get the copy's name."""
     names = operators.astype(str).to_numpy(dtype=object)
     names[~has_op] = steps[~has_op].str.replace(_PART_OF_COPY, "", regex=True).to_numpy()
     return names
@@ -134,7 +125,7 @@ def _operators(steps: pd.Series[str], operators: pd.Series[str], has_op: np.ndar
 def _leaves(
     report: Report, rows: pd.DataFrame, measure: str, order: str, together: bool
 ) -> pd.DataFrame:
-    """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed up by path."""
+    """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed by path."""
     import pandas as pd
 
     about = ["name", "aten", "module", "block_name", "file", "line"]
@@ -153,7 +144,7 @@ def _leaves(
         "block": np.where(block != "", block, "no Block"),
         **_places(operators["file"].astype(str), operators["line"]),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
-        # In place of a module, where there is none and no operator either.
+        # instead of a module, if there is neither module nor operator
         "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
         "kind": rows["kind"].astype(str),
         "value": rows[measure].to_numpy(),
@@ -193,7 +184,7 @@ def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> lis
 
 
 def _joined(parts: Iterable[Path]) -> Path:
-    """One path, leaving out a name that repeats the one above it."""
+    """One path, without a name that repeats the one above it."""
     names: list[str] = []
     for name in chain.from_iterable(parts):
         if not names or names[-1] != name:
@@ -202,7 +193,7 @@ def _joined(parts: Iterable[Path]) -> Path:
 
 
 def _without_no_stage(paths: list[Path]) -> list[Path]:
-    """Paths that do not end in "no stage", unless others with the same beginning have a stage."""
+    """Paths without a final "no stage", unless others with the same beginning have a stage."""
     with_stage = {path[:-1] for path in paths if path[-1] != _NO_STAGE}
     return [
         path[:-1]
@@ -224,8 +215,14 @@ def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
     else:
         parts = [(value,) for value in table[dimension].tolist()]
     if together and dimension in ("module", "operator", "block"):
-        return [tuple(_NUMBER.sub("*", name) for name in part) for part in parts]
+        return [_alike(part) for part in parts]
     return parts
+
+
+@lru_cache(maxsize=1 << 14)
+def _alike(part: Path) -> Path:
+    """The names without the numbers of layers."""
+    return tuple(_NUMBER.sub("*", name) for name in part)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -247,10 +244,7 @@ def _short(name: str, module: str) -> str:
 
 
 def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path, Node]:
-    """Every node by its path, including the root ().
-
-    ``before``: leaves of another profile, matched by path. A node's sums are exact.
-    """
+    """Every node by its path, the root () included; ``before``: another profile's leaves. Exact."""
     sides = [leaves] if before is None else [leaves, before]
     rows = _Rows.of([path for side in sides for path in side["path"]])
     values = np.concatenate([side["value"].to_numpy() for side in sides]).astype(np.int64)
@@ -258,7 +252,7 @@ def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path,
     is_new = np.arange(len(values)) < len(leaves)
     new, old = rows.sums(np.where(is_new, values, 0)), rows.sums(np.where(is_new, 0, values))
     ends = np.zeros(len(rows.parents), dtype=np.int64)
-    ends[rows.end] = np.maximum(new, old)[rows.end]  # of a leaf that is there twice, once
+    ends[rows.end] = np.maximum(new, old)[rows.end]  # once for a leaf that occurs twice
     width = rows.up(ends)
     kind = rows.kinds(values, kinds, is_new)
     if before is not None:
@@ -311,7 +305,7 @@ class _Rows:
         return total
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Values of leaves, summed up: int64[node]."""
+        """Values of leaves, summed: int64[node]."""
         of_ends = np.zeros(len(self.parents), dtype=np.int64)
         np.add.at(of_ends, self.end, values)
         return self.up(of_ends)
@@ -326,8 +320,8 @@ class _Rows:
         totals, leaves = self.up(of_ends), self.up(leaves)
         largest = np.where(leaves > 0, totals, -1).argmax(axis=1)
         most = totals[np.arange(len(totals)), largest]
-        said = np.where(3 * most >= 2 * totals.sum(axis=1), names[largest], MIXED)
-        return np.where(leaves.any(axis=1), said, "").tolist()
+        names_of_most = np.where(3 * most >= 2 * totals.sum(axis=1), names[largest], MIXED)
+        return np.where(leaves.any(axis=1), names_of_most, "").tolist()
 
 
 def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -> list[Node]:
@@ -359,7 +353,7 @@ def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -
 
 @dataclass(frozen=True)
 class Look:
-    """A tree as it is seen from one node: what is ``shown`` (`visible`), and what it is made of.
+    """A tree as seen from one node: the nodes ``shown`` (`visible`), and its parts.
 
     ``inside``: its children, widest first; ``opens``: which of them have children themselves.
     """
@@ -370,7 +364,7 @@ class Look:
 
 
 def look(nodes: dict[Path, Node], at: Path) -> Look:
-    """The tree from a node on, without what is narrower than a pixel."""
+    """The tree from a node on, without nodes narrower than a pixel."""
     inside = [node for path, node in nodes.items() if len(path) == len(at) + 1]
     inside = [node for node in inside if node.path[: len(at)] == at and node.width]
     inside.sort(key=lambda one: -one.width)

@@ -1,8 +1,8 @@
 """Host and IPUs on one timeline.
 
-What the host does between calls of the model takes the time that it took. A call takes as long as
-the modelled IPUs take for it, however long the host computed its numbers: what the host does during
-a call is stretched with it. So nothing that happened during a call is seen outside of it.
+The host's time between calls of the model counts as it is. A call takes as long as on the modelled
+IPUs, whatever time the host took to compute its numbers: host events during a call are stretched
+with it, so that they stay inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class HostTimeline:
     """Calls of the model in order, float64[call]: microseconds on the host and on the timeline.
 
-    The timeline begins with the first call. ``shift`` is what the timeline adds to the clock that
+    The timeline begins with the first call. ``shift``: what the timeline adds to the clock that
     runs share, in cycles: the host's time between the calls so far.
     """
 

@@ -1,4 +1,4 @@
-"""What IPUs spend their cycles on, by kind: `Report.spent` in short."""
+"""Cycles of IPUs by kind: `Report.spent` in short."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent
 
-STREAMING = "streaming memory"  # of host I/O, what `streaming_steps` take
+STREAMING = "streaming memory"  # the host I/O of `streaming_steps`
 _COLUMNS = ("kind", "ipu", "streams", "cycles", "count", "first", "last")
 
 
@@ -22,10 +22,9 @@ def spent_by_kind(
     iteration: int | None,
     window: tuple[float, float],
 ) -> Spent:
-    """`Report.spent`, the steps of each kind as one: -1, or one of `streaming_steps` for these.
+    """`Report.spent` with one step for each kind: -1, or one of `streaming_steps` for these.
 
-    Device iterations are alike: the sums of the first run's are used for windows in which all of
-    one lies.
+    Device iterations are alike: windows that contain a whole one use the first run's sums.
     """
     if iteration is None or run:
         return report.spent(run, ipus, iteration, window)
@@ -49,7 +48,7 @@ def spent_by_kind(
 def cycles_of_ipus(report: Report) -> tuple[tuple[str, ...], np.ndarray]:
     """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind].
 
-    As `spent_by_kind` has them; streaming memory is a kind of its own.
+    From `spent_by_kind`; streaming memory is a kind of its own.
     """
     columns = _by_kind(report)
     kind = np.where(columns["streams"] != 0, STREAMING, columns["kind"])

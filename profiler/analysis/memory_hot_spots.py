@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline.tile_usage import fullest_tile
+from ipuscope.profiler.report.frames import frame_of
+from ipuscope.profiler.timeline.tile_usage import (
+    CODE,
+    Overflow,
+    WorstTile,
+    contents,
+    fullest_tile,
+    worst_tile,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-CLOSE = 0.03  # of a tile: so near to its end only a compile says whether something fits
+CLOSE = 0.03  # of a tile: this near to the limit only a compile tells whether something fits
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes that each IPU's fullest tile uses, in one replica: int64[ipu].
-
-    The extent for an IPU that overflows.
-    """
+    """Bytes used on each IPU's fullest tile in one replica, its extent on overflow: int64[ipu]."""
     tiles = []
     for ipu in range(report.target.ipus_per_replica):
         of, tile = report.tile_columns(ipu), fullest(report, ipu)
@@ -34,6 +38,17 @@ def largest_extents(report: Report) -> np.ndarray:
     return np.array([report.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
 
 
+def live_at_peaks(report: Report) -> pd.DataFrame:
+    """``variable, bytes`` (all tiles) at each IPU's fullest step, IPU by IPU, largest first."""
+    parts = []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.live_bytes(ipu)
+        which, size = report.live_at(ipu, int(total.argmax()) if len(total) else 0)
+        parts.append((report.variables_of(ipu)["id"][which], size))
+    variable, size = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return frame_of({"variable": variable, "bytes": size})
+
+
 def fullest(report: Report, ipu: int) -> int:
     """The fullest tile of an IPU, as `profiler.timeline.tile_usage.fullest_tile` ranks them."""
     tiles = report.tile_columns(ipu)
@@ -43,9 +58,9 @@ def fullest(report: Report, ipu: int) -> int:
 def memory_peaks(report: Report) -> pd.DataFrame:
     """The fullest tile of each IPU of a replica.
 
-    ``ipu, tile, bytes`` (used, or the extent where that overflows), ``free`` (negative: it does not
-    fit), ``full`` (share of the tile), ``always_live``, ``step`` (position at which the tile holds
-    most) with its ``name``, and ``largest`` with ``largest_bytes``: the largest item there.
+    ``ipu, tile, bytes`` (used, or the extent on overflow), ``free`` (negative: it does not fit),
+    ``full`` (share of the tile), ``always_live``, ``step`` (position at which the tile is fullest)
+    with its ``name``, and ``largest`` with ``largest_bytes``: the largest item there.
     """
     import pandas as pd
 
@@ -56,42 +71,92 @@ def memory_peaks(report: Report) -> pd.DataFrame:
         row = {name: values[tile] for name, values in columns.items()}
         step = int(row["peak_step"])
         name = str(steps["name"].iloc[step]) if step < len(steps) else ""
-        held = report.live_variables(ipu, step, tile)
-        largest = (str(held["name"].iloc[0]), int(held["bytes"].iloc[0])) if len(held) else ("", 0)
+        live = report.live_variables(ipu, step, tile)
+        largest = (str(live["name"].iloc[0]), int(live["bytes"].iloc[0])) if len(live) else ("", 0)
         total = int(row["total"] if row["overflow"] else row["peak"])
         limit = report.target.bytes_per_tile
         rows.append(
-            (
-                ipu,
-                tile,
-                total,
-                limit - total,
-                total / limit,
-                int(row["always_live"]),
-                step,
-                name,
-                *largest,
-            )
+            {
+                "ipu": ipu,
+                "tile": tile,
+                "bytes": total,
+                "free": limit - total,
+                "full": total / limit,
+                "always_live": int(row["always_live"]),
+                "step": step,
+                "name": name,
+                "largest": largest[0],
+                "largest_bytes": largest[1],
+            }
         )
-    names = [
-        "ipu",
-        "tile",
-        "bytes",
-        "free",
-        "full",
-        "always_live",
-        "step",
-        "name",
-        "largest",
-        "largest_bytes",
-    ]
-    return pd.DataFrame(rows, columns=pd.Index(names))
+    return pd.DataFrame(rows)
 
 
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
-    """Variables live on the fullest tile of an IPU when it holds most.
-
-    `Report.live_variables` of that step and tile.
-    """
+    """Variables live on the fullest tile of an IPU when it is fullest (`Report.live_variables`)."""
     tile = fullest(report, ipu)
     return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)
+
+
+# -- Tiles that overflow, and their contents, as the compiler's error reports them ---
+
+
+def overflows(report: Report) -> list[Overflow]:
+    """The worst tile of each IPU of a replica that does not fit (`tile_usage.worst_tile`)."""
+    overflowing = []
+    target = report.target
+    for ipu in range(target.ipus_per_replica):
+        is_code = _is_code(report, ipu)
+        worst = worst_tile(
+            report.tile_columns(ipu),
+            _code_peaks(report, ipu, is_code),
+            target.bytes_per_tile,
+            target.region0_bytes,
+        )
+        if worst is not None:
+            overflowing.append(_with_contents(report, ipu, worst, is_code))
+    return overflowing
+
+
+def _is_code(report: Report, ipu: int) -> np.ndarray:
+    """Which of an IPU's variables are code: bool[variable]."""
+    category = report.ipu_variables(ipu).category
+    code: np.ndarray = np.logical_or.reduce([category == one for one in CODE])
+    return code
+
+
+def _code_peaks(report: Report, ipu: int, is_code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most bytes of code on each tile, and at which step: int64[tile] each.
+
+    If all code together fits region 0, whenever it is live, that sum is returned.
+    """
+    variables = report.ipu_variables(ipu)
+    together = variables.totals.of(variables.vector[is_code])
+    if together.max() <= report.target.region0_bytes:
+        return together, np.zeros_like(together)
+    peaks = report.peaks_of(ipu, is_code)
+    return peaks.tile_peak, peaks.tile_peak_step
+
+
+def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
+    """The overflow with what is live there then."""
+    variables = report.ipu_variables(ipu)
+    counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
+    size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)
+    rows = np.flatnonzero(variables.live(worst.position) & (size > 0))
+    live = report.variables.loc[variables.id[rows]]
+    return Overflow(
+        ipu,
+        worst.tile,
+        worst.position,
+        worst.what,
+        worst.limit,
+        worst.bytes_over,
+        contents(
+            live["name"].tolist(),
+            live["category"].tolist(),
+            live["role"].tolist(),
+            size[rows].tolist(),
+            int(size[variables.always_live].sum()),
+        ),
+    )

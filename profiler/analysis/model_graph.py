@@ -1,7 +1,7 @@
-"""The model as a graph: Blocks, modules and operators, and the tensors that go between them.
+"""The model as a graph: Blocks, modules and operators, and the tensors between them.
 
 Operators are grouped by Block, then module (`hierarchy`); a group is one node until it is opened.
-Tensors are followed by what operators read and write (table ``op_variables``): views are none of
+Tensors are followed by what operators read and write (table ``op_variables``): views have none of
 their own.
 """
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TENSOR, TIED = "tensor", "tied weight"
-_LONGEST = 8  # Blocks of a layer that is repeated
+_LONGEST = 8  # Blocks of a repeated layer
 
 
 @dataclass(frozen=True)
 class Node:
-    """A group of operators, or an operator, as it is shown.
+    """A group of operators, or an operator, as shown.
 
     ``path``: its names from the root; ``count``: equal groups that it stands for, itself the first;
-    ``blocks`` and ``stages``: of the profile, that it has operators in, from the least to the most
-    (-1: none); ``cycles`` of a weight update in the graph's direction, ``operators`` and ``bytes``
-    (of what they made, live at the IPUs' fullest steps) of all of them; ``opens``: whether it has
-    parts, ``opened``: whether they are shown.
+    ``blocks`` and ``stages`` of its operators in the profile, least and most (-1: none); ``cycles``
+    of a weight update in the graph's direction, ``operators`` and ``bytes`` (of their outputs, live
+    at the IPUs' fullest steps) of all groups; ``opens``: whether it has parts, ``opened``: whether
+    they are shown.
     """
 
     path: Path
@@ -52,9 +52,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """What goes from one shown node to another: positions in `Graph.nodes`.
+    """Tensors from one shown node to another: positions in `Graph.nodes`.
 
-    ``shapes`` of different tensors, as the profile has them ("[1, 128]"); ``bytes`` of all of them;
+    ``shapes`` of different tensors, as in the profile ("[1, 128]"); ``bytes`` of all of them;
     ``tensors``: their ids; ``kind``: `TENSOR`, or `TIED` of weights that both use.
     """
 
@@ -68,7 +68,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """The nodes that are shown, parents before what is in them, and the edges between these."""
+    """The nodes shown, parents before their parts, and the edges between them."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -78,8 +78,8 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     """Tensors from the operator that makes them to each that reads them, in one direction.
 
     ``source, target`` (ids of operators), ``tensor, shape, bytes`` and ``kind``: `TENSOR`, or
-    `TIED` from the first operator that reads a weight to those of other modules that do. A row a
-    tensor and reader.
+    `TIED` from the first operator that reads a weight to those of other modules. A row a tensor and
+    reader.
     """
     import pandas as pd
 
@@ -87,9 +87,9 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     uses = report.columns_of(records.Use)
     rows = pd.DataFrame({"target": uses["op"], "variable": uses["variable"]})
     rows = rows.join(variables, on="variable")
-    known = rows["tensor"].to_numpy() >= 0
+    named = rows["tensor"].to_numpy() >= 0
     own = (report.ops["direction"].reindex(rows["target"]) == direction).to_numpy()
-    rows = rows[known & own].drop_duplicates(["target", "tensor"])
+    rows = rows[named & own].drop_duplicates(["target", "tensor"])
     made = variables[(variables["op"] >= 0) & (variables["tensor"] >= 0)]
     makers = made.drop_duplicates("tensor").set_index("tensor")["op"]
     weights = rows[rows["role"] == Role.WEIGHT]
@@ -112,7 +112,7 @@ def groups(report: Report) -> set[Path]:
 
 
 def _order(ops: pd.DataFrame) -> str:
-    """By what operators are grouped: Blocks, or modules of a model without."""
+    """How operators are grouped: by Block, or by module in a model without Blocks."""
     return "block" if (ops["block"] >= 0).any() else "module"
 
 
@@ -124,16 +124,16 @@ def graph(
 ) -> Graph:
     """The model with the groups that are ``opened``; the root always is.
 
-    ``together``: equal Blocks that follow each other, alone or as a sequence of up to 8, are one.
-    Equal are those with the same ATen operators and FLOPs in their forward.
+    ``together``: equal Blocks in succession, alone or as a sequence of up to 8, are one; equal
+    means the same ATen operators and FLOPs in the forward.
     """
     wanted = (report.ops["direction"] == direction).to_numpy()
     ops = report.ops[wanted]
     order = _order(ops)
     paths = paths_of(ops, order)
-    like = _same(report) if together and order == "block" else {}
+    like = equal_blocks(report) if together and order == "block" else {}
     paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]
-    took, held = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
+    took, nbytes = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
     shown = _Shown(paths, frozenset(opened))
     blocks, stages = ops["block"].to_numpy(), ops["stage"].to_numpy()
     copies: dict[str, int] = {}
@@ -148,7 +148,7 @@ def graph(
                 _span(blocks[members]),
                 _span(stages[members]),
                 int(took[members].sum()),
-                int(held[members].sum()),
+                int(nbytes[members].sum()),
                 len(members),
                 shown.opens[at],
                 path in shown.opened,
@@ -164,14 +164,14 @@ def _span(values: np.ndarray) -> tuple[int, int]:
 
 @stored
 def _costs(report: Report) -> dict[str, np.ndarray]:
-    """Of each operator, cycles of a weight update and bytes at the fullest steps: int64."""
+    """For each operator, cycles of a weight update and bytes at the fullest steps: int64."""
     ids = report.ops.index
-    held = bytes_at_peak(report).reindex(ids).fillna(0).to_numpy(np.int64)
-    return {"cycles": executed_ops(report)["total_cycles"].to_numpy(), "bytes": held}
+    nbytes = bytes_at_peak(report).reindex(ids).fillna(0).to_numpy(np.int64)
+    return {"cycles": executed_ops(report)["total_cycles"].to_numpy(), "bytes": nbytes}
 
 
 class _Shown:
-    """Which nodes are shown: ``paths``, rows of ``members`` of each, ``node`` of each operator."""
+    """The nodes shown: ``paths``, rows of ``members`` of each, ``node`` of each operator."""
 
     def __init__(self, paths: Sequence[Path], opened: frozenset[Path]) -> None:
         self.opened = opened
@@ -179,7 +179,7 @@ class _Shown:
         self.opens: list[bool] = []
         self.node: list[int] = []
         rows: list[list[int]] = []
-        known: dict[Path, int] = {}
+        number: dict[Path, int] = {}
         inside: dict[Path, set[Path]] = {}
         for path in set(paths):
             for level in range(1, len(path)):
@@ -192,14 +192,14 @@ class _Shown:
                 depth += 1
             for level in range(1, depth + 1):
                 part = path[:level]
-                if part not in known:
-                    known[part] = len(self.paths)
+                if part not in number:
+                    number[part] = len(self.paths)
                     self.paths.append(part)
                     self.opens.append(False)
                     rows.append([])
-                rows[known[part]].append(row)
-                self.opens[known[part]] |= level < len(path)
-            self.node.append(known[path[:depth]])
+                rows[number[part]].append(row)
+                self.opens[number[part]] |= level < len(path)
+            self.node.append(number[path[:depth]])
         self.members = [np.array(one, dtype=np.int64) for one in rows]
 
 
@@ -221,8 +221,8 @@ def _edges(rows: pd.DataFrame, node_of: dict[int, int]) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def _same(report: Report) -> dict[str, str]:
-    """The name of the first of equal Blocks that repeat, by the name of each that does."""
+def equal_blocks(report: Report) -> dict[str, str]:
+    """For each Block in a repetition, the name of the first Block equal to it."""
     ops = report.ops
     ops = ops[(ops["direction"] == Direction.FORWARD).to_numpy() & (ops["block"] >= 0).to_numpy()]
     made: dict[int, list[Any]] = {}
@@ -244,7 +244,7 @@ def _same(report: Report) -> dict[str, str]:
 
 
 def _repeats(looks: list[Any], at: int) -> tuple[int, int]:
-    """The length of what repeats from ``at`` on and how often it is there; (1, 1) of nothing."""
+    """The length of what repeats from ``at`` on, and how often; (1, 1) if nothing does."""
     best = (1, 1)
     for length in range(1, _LONGEST + 1):
         unit, times = looks[at : at + length], 1

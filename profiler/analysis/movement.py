@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ipuscope.profiler.enums import Direction
+import numpy as np
+
+from ipuscope.profiler.enums import Direction, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 
@@ -60,3 +62,66 @@ def movement_of_ops(report: Report) -> pd.DataFrame:
         bytes_by_op["cycles"].to_numpy() / about["cycles"].clip(lower=1).to_numpy()
     )
     return bytes_by_op.sort_values("bytes_in", ascending=False, kind="stable", ignore_index=True)
+
+
+# -- Transfers between the host and the IPUs, tensor by tensor ---
+
+
+_WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
+_REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
+_COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
+
+
+def host_tensors(report: Report) -> pd.DataFrame:
+    """Tensors that come from the host or go to it, the largest first.
+
+    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
+    bytes in that direction).
+    """
+    return report.once("host tensors", lambda: _host_tensors(report))
+
+
+def streaming_steps(report: Report) -> np.ndarray:
+    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
+
+    def made() -> np.ndarray:
+        steps = report.columns_of(records.Step)
+        steps.read("id", "purpose")
+        return steps["id"][np.isin(steps["purpose"], _REMOTE)]
+
+    return report.once("streaming steps", made)
+
+
+def _host_tensors(report: Report) -> pd.DataFrame:
+    steps = _transfers(report)
+    frame = _as_moved(report, steps).drop_duplicates(["name", "way", "ipu"])
+    whole = frame.groupby("way")["bytes"].transform("sum")
+    frame = frame.assign(share=frame["bytes"] / whole.clip(lower=1))
+    return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+
+
+def _transfers(report: Report) -> pd.DataFrame:
+    """The steps that move tensors from or to the host: ``step, ipu, purpose, name``."""
+    import pandas as pd
+
+    report.columns_of(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
+    moves = report.steps_with("purpose", *_WAYS)
+    rows = np.flatnonzero(moves & report.steps_with("type", records.STREAM_COPY_MID))
+    names = ("step", "ipu", "purpose", "name")
+    return pd.DataFrame({name: report.steps_in_order(name)[rows] for name in names})
+
+
+def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    variables = report.columns_of(records.Variable)
+    variables.read("tensor", "block", "dtype")
+    named = (variables["tensor"] >= 0) & np.isin(variables["tensor"], moved["tensor"])
+    about = pd.DataFrame({name: variables[name][named] for name in ("tensor", "block", "dtype")})
+    about = about.drop_duplicates("tensor").set_index("tensor")
+    moved = moved.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
+    moved = moved.assign(
+        way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)
+    )
+    return moved[_COLUMNS]

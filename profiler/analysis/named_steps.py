@@ -1,7 +1,7 @@
-"""Executed steps by a part of their name, counted and found without unrolling what runs.
+"""Executed steps by a part of their name, counted and searched without unrolling the run.
 
-A step executes in a body, and a body as often as there are tasks of it: what a name is found in
-follows from the bodies' steps and the tasks' times.
+A step executes in a body, and a body once for each of its tasks: the executions of a name follow
+from the bodies' steps and the tasks' times.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class NamedSteps:
         last = np.append(body[1:] != body[:-1], True)[: len(body)]
         cycles = report.bodies.set_index("body")["cycles"].reindex(body).to_numpy()
         end = np.where(last, cycles, np.append(start[1:], 0)[: len(start)])
-        found = np.flatnonzero(wanted[code])
-        found = found[np.lexsort((start[found], body[found]))]
-        ids, first, count = np.unique(body[found], return_index=True, return_counts=True)
-        return cls(ids, first, count, start[found], (end - start)[found])
+        hits = np.flatnonzero(wanted[code])
+        hits = hits[np.lexsort((start[hits], body[hits]))]
+        ids, first, count = np.unique(body[hits], return_index=True, return_counts=True)
+        return cls(ids, first, count, start[hits], (end - start)[hits])
 
     def executed(
         self, report: Report, run: int, ipus: list[int], iteration: int | None
     ) -> ExecutedByName:
         """Their executions on IPUs, in a device iteration or, with None, in the whole run.
 
-        What I/O tiles run beside other work is left out, as in `Report.spent`.
+        Overlapped work of I/O tiles is left out, as in `Report.spent`.
         """
         tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
         tasks = tasks[tasks["body"].isin(self.body) & (tasks["kind"] != records.BESIDE)]
@@ -74,19 +74,19 @@ class ExecutedByName:
     names: frozenset[str]
 
     def __len__(self) -> int:
-        """How many executions of steps there are."""
+        """The number of executions of steps."""
         return int(self.steps.count[self.at].sum())
 
     @property
     def cycles(self) -> int:
-        """What they take together."""
+        """Cycles of all executions."""
         if not len(self):
             return 0
         of_body = np.add.reduceat(self.steps.length, self.steps.first)
         return int(of_body[self.at].sum())
 
     def before(self, time: float, ipu: int | None = None) -> int:
-        """How many have their middle before a cycle; with an IPU, or at it on an earlier one."""
+        """The number with their middle before a cycle; with an IPU, or at it on an earlier one."""
         many = self._before(time)
         if ipu is not None:
             many = np.where(self.ipu < ipu, self._before(time + 0.5), many)
@@ -97,8 +97,8 @@ class ExecutedByName:
     ) -> tuple[int, int, int] | None:
         """(IPU, start, end) of the first whose middle is later than a cycle, or the last earlier.
 
-        With an IPU, those at that very cycle on later (earlier) ones come first. None where there
-        is none on that side.
+        With an IPU, those at that very cycle on later (earlier) ones come first. None if there is
+        none on that side.
         """
         until = (time, time + 0.5)
         many = self._before(until[forward])

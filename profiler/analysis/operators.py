@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
-_CHANNELS = {"float16": 16, "float32": 8}  # of input, that the matrix unit takes at once
+_CHANNELS = {"float16": 16, "float32": 8}  # input channels that the matrix unit takes at once
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
@@ -37,12 +37,12 @@ _HALF = ("float16", "bfloat16")
 def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataFrame:
     """`Report.ops` with columns from their steps, the most cycles of a weight update first.
 
-    ``stages``: of these only (None: all). ``cycles``, ``flops`` and what follows are of one
-    execution, but for the columns of `executed_ops` and ``share``: of all operators'
-    ``total_cycles``. ``flops_per_cycle``, ``exchanged`` (bytes
-    received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
-    cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
-    cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
+    ``stages``: of these only (None: all). ``cycles``, ``flops`` and the rest are of one execution,
+    except the columns of `executed_ops` and ``share``: of all operators' ``total_cycles``.
+    ``flops_per_cycle``, ``exchanged`` (bytes received, all tiles), ``balance`` (mean over slowest
+    tile of its compute steps, weighted by cycles; None without any), ``tiles`` (active in its
+    widest step), ``lost_cycles`` (compute cycles beyond an even share over all tiles), ``source``,
+    and the columns of `roofline`.
     """
     every = report.ops
     ops = every if stages is None else every[every["stage"].isin(stages)]
@@ -70,11 +70,11 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
 
 
 def executed_ops(report: Report) -> pd.DataFrame:
-    """What operators take in a weight update (a device iteration), by id, from the executed trace.
+    """Cycles of operators in a weight update (a device iteration), by id, from the executed trace.
 
     int64: ``executions``; ``total_cycles`` of all of them; ``recompute_cycles`` of running again
-    for the backward pass, which is not in either. Reading and writing the stash is in none, waiting
-    neither. All 0 where the profile has no schedule.
+    for the backward pass, which is in neither. Access to the stash and waiting are in none. All 0
+    if the profile has no schedule.
     """
     of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
     if not len(report.runs):
@@ -107,16 +107,16 @@ def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline(report: Report) -> pd.DataFrame:
-    """Operators by id, against what the machine could do at most.
+    """Operators by id, against the most that the machine could do.
 
-    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of what
-    it makes; ``unit`` ("AMP" where it has vertices of the matrix unit, else "vector"), ``peak``
+    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of the
+    output; ``unit`` ("AMP" with vertices of the matrix unit, else "vector"), ``peak``
     (floating-point operations a cycle of all tiles' matrix units in the precision of their
-    operands, else of what it makes; NaN for others), ``utilisation`` (of the peak, over all its
-    cycles), ``intensity`` (operations a byte received; NaN where nothing is), ``roof`` (operations
-    a cycle that its unit or, at this intensity, the exchange allows), ``of_roof`` (what it does of
-    that, 0..1), ``bound`` ("compute" or "exchange": which of the two it is; "" without operations)
-    and ``why`` (what most of the rest is, in words; "" without cycles).
+    operands, else of the output; NaN for others), ``utilisation`` (of the peak, over all its
+    cycles), ``intensity`` (operations a byte received; NaN if there is none), ``roof`` (operations
+    a cycle that its unit or, at this intensity, the exchange allows), ``of_roof`` (its share of
+    that, 0..1), ``bound`` ("compute" or "exchange": the lower of the two; "" without operations)
+    and ``why`` (most of the rest, in words; "" without cycles).
     """
     return _roofline(report, report.ops, _steps_of(report, report.ops))
 
@@ -184,27 +184,26 @@ def _why(
     parts = lost(report).reindex(ops.index).fillna(0).astype(float)
     scale = np.where(np.isnan(most), 1.0, most / whole.flops_per_cycle)  # to its unit's operations
     losses = parts[[*_LOSSES]].to_numpy() * scale[:, None]
-    at_work = losses[:, -1] + parts["model"].to_numpy() * scale
-    losses[:, -1] = at_work - parts["model"]
-    of_unit = parts["model"].to_numpy() / np.maximum(at_work, 1)
-    wide = (amp["operands"] == "float16") & (amp["partials"] == "float32")
+    unit = losses[:, -1] + parts["model"].to_numpy() * scale
+    losses[:, -1] = unit - parts["model"]
+    of_unit = parts["model"].to_numpy() / np.maximum(unit, 1)
+    halved = (amp["operands"] == "float16") & (amp["partials"] == "float32") & (of_unit > 0.25)
     channels = _few_channels(report, ops, amp["operands"])
-    words = []
-    for row, (largest, total) in enumerate(
-        zip(losses.argmax(axis=1).tolist(), losses.sum(axis=1).tolist(), strict=True)
+    words, columns = [], (losses.argmax(axis=1), losses.sum(axis=1), tiles, halved, ops.index)
+    for row, (largest, total, at_work, wide, op) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
     ):
         name = _LOSSES[largest]
         if total <= 0:
             name = ""
         elif name == IDLE_TILES:
-            name = _idle(int(tiles.iloc[row]), report.target.tiles_per_ipu)
+            name = _idle(int(at_work), report.target.tiles_per_ipu)
         elif name == REARRANGING:
             name = "rearrangement"
         elif name == BELOW:
-            unit, reason = "AMP" if on_amp[row] else "vector unit", channels.get(ops.index[row], "")
-            if not reason and wide.iloc[row] and of_unit[row] > 0.25:
-                reason = "fp32 partials halve it"
-            name = f"{unit} at {units.percent(of_unit[row])} of its peak"
+            reason = channels.get(op, "fp32 partials halve it" if wide else "")
+            name = "AMP" if on_amp[row] else "vector unit"
+            name += f" at {units.percent(of_unit[row])} of its peak"
             name += f": {reason}" if reason else ""
         words.append(name)
     return words
@@ -217,10 +216,7 @@ def _idle(tiles: int, of: int) -> str:
 
 
 def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -> dict[int, str]:
-    """Forward convolutions whose input channels are not whole groups of the unit's, of two at most.
-
-    Beyond two the rest of a group is a small part.
-    """
+    """Forward convolutions with up to two groups of the unit's input channels, one not full."""
     convolutions = ops.index[ops["aten"].str.startswith("aten.convolution.").to_numpy()]
     if not len(convolutions):
         return {}

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """The pace of a device iteration.
-
-    Its cycles, its micro-batches, and predicted samples a second over all replicas.
-    """
+    """A device iteration: cycles, micro-batches, and predicted samples a second of all replicas."""
 
     cycles: int
     micro_batches: int
@@ -31,7 +28,7 @@ def turn(*reports: Report) -> str:
 
 
 def pace(report: Report, run: int = 0) -> Pace:
-    """The pace of a run's device iteration (one weight update); zeros where none was profiled."""
+    """The pace of a run's device iteration (one weight update); zeros if none was profiled."""
     runs = report.runs
     if run >= len(runs) or not runs["iterations"].iloc[run]:
         return Pace(0, 0, 0.0)
@@ -55,19 +52,16 @@ def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
 
     ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while
     computing, weighted by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in
-    which they compute, which is ``compute x tile_balance``. No rows where no run was profiled.
+    which they compute, ``compute x tile_balance``. No rows if no run was profiled.
     """
-    ipus = range(report.target.ipus_per_replica)
-    if run >= len(report.runs):
-        proportions = None
-    else:
-        proportions = report.cycle_proportions(run).set_index("ipu").loc[list(ipus)]
     import pandas as pd
 
-    if proportions is None:
+    if run >= len(report.runs):
         return pd.DataFrame(
             columns=pd.Index(["ipu", *records.KINDS, "tile_balance", "parallel_efficiency"])
         )
+    ipus = range(report.target.ipus_per_replica)
+    proportions = report.cycle_proportions(run).set_index("ipu").loc[list(ipus)]
     shares = proportions[list(records.KINDS)].div(proportions["total"].clip(lower=1), axis=0)
     steps = report.steps(run, iteration=0)
     steps = steps[steps["kind"] == "compute"]

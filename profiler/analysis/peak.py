@@ -1,6 +1,6 @@
-"""How far a weight update is from the machine's peak, part by part: MFU, HFU and what is between.
+"""How far a weight update is from the machine's peak, part by part: MFU, HFU and the gap between.
 
-Everything is in floating-point operations that the tiles' matrix units could have done meanwhile at
+The unit is the floating-point operations that the tiles' matrix units could have done meanwhile at
 their peak: an IPU has 2 x multiply-accumulates x tiles of them a cycle (docs/machine.md#targets).
 Each cycle of each tile is in one part, so that the parts and the model's own operations add up to
 the machine's exactly.
@@ -25,7 +25,7 @@ from ipuscope.profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-# Multiply-accumulates a tile does in a cycle, in half and in single precision
+# Multiply-accumulates that a tile does in a cycle, in half and in single precision
 # (docs/machine.md#targets).
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 # Elements of the vector unit's 64 bits, each multiplied and added in a cycle, in half and single
@@ -74,9 +74,9 @@ class Peak:
 
     ``dtype``: of the products that do most of the operations, whose peak is meant;
     ``flops_per_cycle``: an IPU's peak in it. ``machine``: operations that the IPUs could have done;
-    ``model``: those that the operators of forward, backward and update do, each execution counted,
-    as the profile counts them; ``again``: those of recomputation. ``parts``: the rest of the
-    machine's by `PARTS`, so that ``model`` and they add up to it.
+    ``model``: those of forward, backward and update, each execution counted, as in the profile;
+    ``again``: those of recomputation. ``parts``: the rest of the machine's by `PARTS`; with
+    ``model`` they add up to it.
     """
 
     dtype: str
@@ -111,16 +111,16 @@ class Peak:
 
     @property
     def lost(self) -> str:
-        """``35.1% copies between IPUs, 21.6% waiting, ...``: what is over 0.05 %, largest first."""
+        """``35.1% copies between IPUs, 21.6% waiting, ...``: parts over 0.05 %, largest first."""
         rows = sorted(self.rows[:-1], key=lambda one: -one[1])
         return ", ".join(f"{units.percent(part)} {name}" for name, part in rows if part >= 0.0005)
 
 
 @stored
 def peak(report: Report) -> Peak | None:
-    """MFU, HFU and the way from the peak, of the first run's first device iteration.
+    """MFU, HFU and the gap to the peak, of the first run's first device iteration.
 
-    None without a schedule, without operations, or of a machine whose peak nobody entered.
+    None without a schedule, without operations, or if the peak of the machine is not in our tables.
     """
     rates = MACS_PER_CYCLE.get(report.target.architecture.lower())
     if rates is None or not len(report.runs):
@@ -143,31 +143,31 @@ def peak(report: Report) -> Peak | None:
 
 
 def lost(report: Report) -> pd.DataFrame:
-    """What of the machine's operations each operator takes: the rows that `peak` adds up.
+    """The machine's operations that each operator takes: the rows that `peak` adds up.
 
     Index: ids of operators that ran; a column for each of `PARTS`, and ``model``. int64.
     """
     import pandas as pd
 
-    found, tiles = peak(report), report.target.tiles_per_ipu
-    if found is None:
+    top, tiles = peak(report), report.target.tiles_per_ipu
+    if top is None:
         return pd.DataFrame(columns=[*PARTS, "model"], dtype=np.int64).rename_axis("op")
     steps = _steps(report)
     steps = steps[steps["op"] >= 0]
-    parts = _parts(steps, found.flops_per_cycle, found.flops_per_cycle // tiles)
+    parts = _parts(steps, top.flops_per_cycle, top.flops_per_cycle // tiles)
     model = np.where(steps["part"] == AGAIN, 0, steps["flops"])
     return pd.DataFrame({"op": steps["op"].to_numpy(), **parts, "model": model}).groupby("op").sum()
 
 
 def of_stages(report: Report) -> pd.Series[float]:
-    """What of MFU each stage's operators are, by stage: their FLOPs over an IPU's peak, 0..1.
+    """The part of MFU of each stage's operators, by stage: their FLOPs over an IPU's peak, 0..1.
 
-    Of an IPU with several stages they add up; the mean over IPUs is MFU. Empty without `peak`.
+    They add up for an IPU with several stages; the mean over IPUs is MFU. Empty without `peak`.
     """
-    found = peak(report)
+    top = peak(report)
     model = lost(report)["model"]
     stage = report.ops["stage"].reindex(model.index)
-    each = found.machine / report.target.ipus_per_replica if found else 1.0
+    each = top.machine / report.target.ipus_per_replica if top else 1.0
     shares = model.groupby(stage).sum() / each
     shares.index.name = "stage"
     return shares
@@ -176,8 +176,8 @@ def of_stages(report: Report) -> pd.Series[float]:
 def _steps(report: Report) -> pd.DataFrame:
     """What tasks spend by step: ``op, step, part, cycles``, ``busy`` and ``flops``, executed.
 
-    ``busy``: cycles of all tiles in compute sets of what is done once; ``part``: of `PARTS`; "" for
-    these compute sets.
+    ``busy``: cycles of all tiles in compute sets, recomputation excluded; ``part``: of `PARTS`; ""
+    for these compute sets.
     """
     return report.once("steps against the peak", lambda: _spent(report))
 
@@ -211,13 +211,13 @@ def _spent(report: Report) -> pd.DataFrame:
 
 def _work(report: Report, steps: np.ndarray) -> np.ndarray:
     """Cycles of all tiles and operations of one execution of steps, by id: int64[2, step]."""
-    known, sums = report.sums_over_tiles
+    vectors, sums = report.sums_over_tiles
     ids = report.steps_in_order("step")
     order = np.argsort(ids, kind="stable")
     at = order[np.minimum(np.searchsorted(ids, steps, sorter=order), len(ids) - 1)]
     there = ids[at] == steps
-    vectors = report.steps_in_order("tile_cycles")[at]
-    busy = np.where(there, sums[0, np.searchsorted(known, vectors)], 0)
+    busy_of = np.searchsorted(vectors, report.steps_in_order("tile_cycles")[at])
+    busy = np.where(there, sums[0, busy_of], 0)
     sets = report.columns_of(records.ComputeSet)
     of_set = np.zeros(int(sets["id"].max(initial=-1)) + 2, dtype=np.int64)  # the last: of none
     of_set[sets["id"]] = sets["flops"]
@@ -250,7 +250,7 @@ def _dtype(report: Report, steps: pd.DataFrame) -> str | None:
 def products(report: Report) -> pd.DataFrame:
     """Operators with vertices of the matrix unit, by id: ``operands`` and ``partials``.
 
-    Types as torch names them; of an operator with several, of the one with the most operations.
+    Types as torch names them; if an operator has several, that of the one with the most operations.
     """
     import pandas as pd
 

@@ -26,13 +26,11 @@ _WORK = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 class Bubble:
     """Shares 0..1 of a device iteration without its weight update.
 
-    ``measured`` ones are read off the trace.
-
-    ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done.
-    ``time_of_stages``: the exact closed form for the stages' own cycles, nothing else done: ramps
-    and imbalance; NaN where it does not hold (a stage list that returns to an IPU, inference, G
-    under 2K-1). What ``time_measured`` has beyond it are copies, syncs and host I/O. All are 0
-    where nothing is pipelined.
+    ``*_measured``: read off the trace. ``time_balanced``: (K-1)/(G+K-1), with equally long stages
+    and nothing else. ``time_of_stages``: the exact closed form for the stages' own cycles and
+    nothing else: ramps and imbalance; NaN where it does not hold (a stage list that returns to an
+    IPU, inference, G under 2K-1). The closed forms are 0 if nothing is pipelined. What
+    ``time_measured`` has beyond it are copies, syncs and host I/O.
     """
 
     stages: int
@@ -56,8 +54,7 @@ def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     training = report.meta["kind"] == "training"
     time = 1 - int(work["cycles"].sum()) / max(1, used * int(in_pipeline["cycles"].sum()))
     pipelined = report.meta.get("strategy", "pipelined") == "pipelined" and count > 1
-    # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have one of
-    # each.
+    # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have both.
     filled = work[work["direction"] != Direction.RECOMPUTE].drop_duplicates(
         ["stage", "direction", "pipeline_cycle"]
     )
@@ -80,10 +77,10 @@ def _of_stages(stages: pd.DataFrame, micro_batches: int) -> float:
 
 
 def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """`Report.pipeline_cycles` and why each is as long as it is.
+    """`Report.pipeline_cycles` and what sets the length of each.
 
     ``stage`` (of the slowest IPU's longest task; -1: none), ``work`` (its tasks, longest first:
-    "backward of stage 1, forward of stage 1"), ``work_cycles`` (of all of them; where stages take
+    "backward of stage 1, forward of stage 1"), ``work_cycles`` (of all of them; if stages take
     turns, of all IPUs), ``copy_cycles`` and ``sync_cycles`` between IPUs, ``host_cycles`` (the
     rest), ``operator`` (the one with the most cycles in the longest task) with ``operator_cycles``,
     and ``busy`` (share of all used IPUs' cycles in which they compute).
@@ -106,7 +103,7 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
         columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"}
     )
     slowest_tasks = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
-    # a backward that turns to what runs again and back is several tasks
+    # a backward that switches to recomputation and back is several tasks
     of_task = slowest_tasks.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)[
         "cycles"
     ].sum()
@@ -149,28 +146,22 @@ def _rows(
             continue
         ipu, direction, stage, _ = part[0]
         key = (-1 if direction == Direction.UPDATE else stage, ipu, str(direction))
-        said = ", ".join(
+        words = ", ".join(
             f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
             for _, direction, k, _ in part
         )
-        rows.append((stage, said, sum(one[3] for one in part), *largest.get(key, ("", 0))))
+        rows.append((stage, words, sum(one[3] for one in part), *largest.get(key, ("", 0))))
     return rows
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU with the most.
-
-    The other IPUs wait for that one.
-    """
+    """Cycles of a kind of task in each pipeline cycle, on the IPU with most: the others wait."""
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()
 
 
 def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, int]]:
-    """Name and cycles of the longest operator by (stage, IPU, direction).
-
-    The stage is -1 for the weight update.
-    """
+    """Name and cycles of the longest operator by (stage, IPU, direction); stage -1: the update."""
     import pandas as pd
 
     names = ("stage", "ipu", "direction", "op", "spent")
@@ -186,10 +177,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with one row for each run of equal pipeline cycles.
-
-    ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
-    """
+    """`cycle_table` with equal neighbours as one row, ``first`` to ``last``; ``cycles`` of one."""
     same = ["phase", "cycles", "slowest_ipu", "work", "operator"]
     changes = (table[same] != table[same].shift()).any(axis=1).cumsum()
     groups = table.groupby(changes, sort=False)

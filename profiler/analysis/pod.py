@@ -31,7 +31,7 @@ _WAYS = {  # where a link lies, and which entry of the header has its rate
     "between machines": "link_bytes_per_cycle_between_boards",
     "between racks": "link_bytes_per_cycle_between_racks",
 }
-_MACHINE, _RACK = 4, 64  # IPUs, where the header does not say (docs/machine.md#pods)
+_MACHINE, _RACK = 4, 64  # IPUs, if the header does not say (docs/machine.md#pods)
 
 
 def alike_ipus(report: Report) -> int:
@@ -87,13 +87,13 @@ def _link_bytes(report: Report) -> pd.Series:
 
 @stored
 def link_loads(report: Report) -> pd.DataFrame:
-    """What goes over links in a device iteration, the busiest first.
+    """The traffic over links in a device iteration, the busiest first.
 
     ``between``: "stages" (a row for each pair of IPUs of the replica, from ``source`` to
-    ``target``), "shards" (the IPUs that share a stage's tensors) or "replicas": of these two, rings
-    in which each IPU of ``source`` sends, and ``target`` is -1. ``bytes`` that one IPU sends,
-    ``way`` ("in a machine", "between machines" or "between racks": where the slowest link lies) and
-    ``busy``: the share of the device iteration that one such link needs for them.
+    ``target``), or a ring in which each IPU of ``source`` sends, with ``target`` -1: "shards" (the
+    IPUs that share a stage's tensors) or "replicas". ``bytes`` that one IPU sends, ``way`` ("in a
+    machine", "between machines" or "between racks": where the slowest link lies) and ``busy``: the
+    share of the device iteration that one such link needs for them.
     """
     import pandas as pd
 
@@ -156,8 +156,8 @@ def _rate(report: Report, way: str) -> float:
 def pod(report: Report) -> pd.DataFrame:
     """One row for each IPU of the pod, in order of position.
 
-    ``number`` in the pod, ``rack``, ``machine``, ``replica``, ``ipu`` (the one of the profile that
-    it is identical to), ``stages`` (their ids), ``shard``, and the columns of `loads`.
+    ``number`` in the pod, ``rack``, ``machine``, ``replica``, ``ipu`` (the identical one in the
+    profile), ``stages`` (their ids), ``shard``, and the columns of `loads`.
     """
     import pandas as pd
 

@@ -15,13 +15,13 @@ from ipuscope.profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-OPENED = 3  # levels of nodes that are open before one is closed
-MOST_OPENED = 20_000  # rows that are seen of them
+OPENED = 3  # levels of nodes that are open at first
+MOST_OPENED = 20_000  # rows of them that are shown
 _OF_NODES = ("id", "depth", "below", "ipu", "position", "cycles", "repeat", "name", "type")
 
 
 def depths(parents: np.ndarray) -> np.ndarray:
-    """How deep each node of a tree lies that is listed depth-first, a root 0: int64.
+    """The depth of each node of a tree listed depth-first, a root 0: int64.
 
     ``parents``: row of each node's parent, -1 for a root.
     """
@@ -33,9 +33,9 @@ def depths(parents: np.ndarray) -> np.ndarray:
 
 
 def subtree_ends(parents: np.ndarray) -> np.ndarray:
-    """The end of the subtree of each node of a tree that is listed depth-first.
+    """The end of the subtree of each node of a tree listed depth-first: int64, exclusive.
 
-    ``parents``: row of each node's parent, -1 for a root. int64, exclusive.
+    ``parents``: row of each node's parent, -1 for a root.
     """
     depth = depths(parents)
     size = np.ones(len(parents), dtype=np.int64)
@@ -75,10 +75,10 @@ def program_cycles(report: Report) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of the program tree, depth-first: ``count`` of the whole tree, of which some are here.
+    """Nodes of the program tree, depth-first: some or all of the ``count`` of the whole tree.
 
     An entry a node: its ``id``, ``depth`` (a root 0), ``below`` (nodes beneath it), ``ipu`` and
-    ``position`` of its step (-1: it is none), `program_cycles`, and its ``name, type, repeat``.
+    ``position`` of its step (-1: not a step), `program_cycles`, and its ``name, type, repeat``.
     """
 
     count: int
@@ -124,10 +124,7 @@ def nodes(report: Report) -> Nodes:
 
 @stored
 def top_nodes(report: Report) -> Nodes:
-    """The first `MOST_OPENED` nodes that have fewer than `OPENED` above them, or as many.
-
-    They are what is seen of a tree before a node is opened or closed.
-    """
+    """The nodes shown at first: up to `MOST_OPENED` with at most `OPENED` above them."""
     every = nodes(report)
     return every.where(np.flatnonzero(every.depth <= OPENED)[:MOST_OPENED])
 
@@ -180,7 +177,7 @@ def _step_cycles(report: Report) -> np.ndarray:
 
 
 def _external_syncs(report: Report) -> dict[int, int]:
-    """IPU -> row of its first external sync, for those that have one."""
+    """IPU -> row of its first external sync, if it has one."""
     steps = report.columns_of(records.Step)
     syncs = np.flatnonzero(
         (steps["type"] == records.SYNC) & (steps["purpose"] == Purpose.EXTERNAL_SYNC)

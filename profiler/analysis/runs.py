@@ -1,4 +1,4 @@
-"""Many profiles as one table: what each was made with, how fast it is and whether it fits."""
+"""Many profiles as one table: how each was made, how fast it is and whether it fits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.analysis.peak import peak
+from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import DAMAGED, Report, number, open_report
@@ -16,17 +17,16 @@ from ipuscope.profiler.report import DAMAGED, Report, number, open_report
 if TYPE_CHECKING:
     import pandas as pd
 
-_PROMISES = ("promise", "planned")  # of a placement file: what was predicted of it
+_PROMISES = ("promise", "planned")  # of a placement file: its prediction
 
 
 def run_of(report: Report) -> dict[str, Any]:
     """A profile's row.
 
     ``ipus`` of all replicas and shards; ``samples`` of a weight update (a device iteration in
-    inference) over all replicas;
-    ``samples_per_second`` 0 where it does not fit; ``mfu`` and ``hfu`` (`peak`, 0..1), None without
-    one; ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by
-    the placement that it was made with, 0 without.
+    inference) over all replicas; ``samples_per_second`` 0 if it does not fit; ``mfu`` and ``hfu``
+    (`peak`, 0..1), None without one; ``fullest_bytes`` the largest extent of a tile, of
+    ``tile_bytes``; ``predicted_cycles`` by its placement file, 0 without.
     """
     made, now, top = Provenance.of(report), pace(report), peak(report)
     fits = report.meta.get("state") != "out of memory"
@@ -37,7 +37,7 @@ def run_of(report: Report) -> dict[str, Any]:
         "profile": str(report.path),
         "model": str(report.meta.get("model", "")),
         "kind": str(report.meta.get("kind", "")),
-        "ipus": target.num_ipus * int(number(report.meta, "tensor_sharding", 1)),
+        "ipus": target.num_ipus * shards_of(report),
         "replicas": target.num_replicas,
         "micro_batch": micro_batch,
         "samples": now.micro_batches * micro_batch * target.num_replicas,
@@ -60,7 +60,7 @@ def run_of(report: Report) -> dict[str, Any]:
 def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[str]]:
     """The rows of profiles, in the order of their paths, and what is wrong with some files.
 
-    ``place``: a profile's directory below the one that all of them lie in.
+    ``place``: a profile's directory below the common one.
     """
     import pandas as pd
 
@@ -80,9 +80,9 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
 
 
 def settings_of(table: pd.DataFrame) -> pd.DataFrame:
-    """What differs between runs: a column a lever of ``ipu-run --with``, "" where it is not pulled.
+    """What differs between runs: a column a lever of ``ipu-run --with``, "" if it is not pulled.
 
-    And of model, IPUs, replicas, micro-batch and samples those that differ otherwise.
+    Then those of model, IPUs, replicas, micro-batch and samples that differ otherwise.
     """
     import pandas as pd
 
@@ -99,6 +99,6 @@ def settings_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _words(levers: str) -> dict[str, str]:
-    """``micro-batch=2,half`` by name; a word without a value is its own."""
+    """``micro-batch=2,half`` by name; a word without a value is its own value."""
     words = (word.partition("=") for word in levers.split(",") if word)
     return {name: value or name for name, _, value in words}

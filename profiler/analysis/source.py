@@ -1,8 +1,7 @@
-"""The user's lines of code: what the operators cost that each line makes, and the lines' text.
+"""The user's lines of code: the cost of the operators that each line makes, and its text.
 
-The text comes from the profile's header, which has it from the compile: later and elsewhere the
-files may be others. It is a stranger's: data, which is never run, and no file that it names is
-opened.
+The text comes from the profile's header, stored by the compile: the files may have changed since.
+It is a stranger's data: it is never run, and no file that it names is opened.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 META = "sources"  # the entry of a profile's header: text by file
-_MOST_IPUS = 3  # that are named
+_MOST_IPUS = 3  # to name
 _CYCLES = {
     Direction.FORWARD: "forward_cycles",
     Direction.BACKWARD: "backward_cycles",
@@ -29,7 +29,7 @@ _CYCLES = {
 
 
 class Margin(NamedTuple):
-    """A line of a file: its number, text, and the row of `lines`; None of a line without one."""
+    """A line of a file: its number, text, and the row of `lines`; None if it has no costs."""
 
     number: int
     text: str
@@ -38,13 +38,13 @@ class Margin(NamedTuple):
 
 @stored
 def lines(report: Report) -> pd.DataFrame:
-    """What each of the user's lines costs in a weight update, the most cycles first.
+    """The cost of each of the user's lines in a weight update, the most cycles first.
 
     ``file, line, forward_cycles, backward_cycles, update_cycles`` (of operators, all executions),
-    ``recompute_cycles`` (running again, beside these), ``cycles`` (of the four), ``share`` (of all
-    operators'), ``bytes`` (live at the fullest step of an IPU, of what the line's operators made,
-    the IPUs' sum), ``operators``, ``ipus`` ("0, 3", or how many) and ``largest`` (the name of its
-    operator with the most cycles). Operators without a line have file "".
+    ``recompute_cycles`` (beside these), ``cycles`` (of the four), ``share`` (of all operators'),
+    ``bytes`` (outputs of the line's operators live at the fullest step of an IPU, summed over
+    IPUs), ``operators``, ``ipus`` ("0, 3", or how many) and ``largest`` (the name of its operator
+    with the most cycles). Operators without a line have file "".
     """
     ops = report.ops[["file", "line", "ipu", "direction", "name"]].join(executed_ops(report))
     for direction, name in _CYCLES.items():
@@ -72,28 +72,21 @@ def _ipus(ipus: pd.Series[int]) -> str:
 
 def bytes_at_peak(report: Report) -> pd.Series[int]:
     """Bytes live at the fullest step of each IPU of a replica, by the operator that made them."""
-    import pandas as pd
-
-    variables, parts = report.variables_with("op"), []
-    for ipu in range(report.target.ipus_per_replica):
-        total = report.live_columns(ipu)["total"]
-        live = report.live_variables(ipu, int(total.argmax()) if len(total) else 0)
-        parts.append(live[["variable", "bytes"]])
-    found = pd.concat(parts, ignore_index=True)
-    op = variables["op"].reindex(found["variable"]).to_numpy()
-    return found["bytes"].groupby(op).sum()
+    live = live_at_peaks(report)
+    op = report.variables_with("op")["op"].reindex(live["variable"]).to_numpy()
+    return live["bytes"].groupby(op).sum()
 
 
 def texts(report: Report) -> dict[str, str]:
-    """Text by file, as the compile saw it; empty where the profile has none."""
-    found = report.meta.get(META)
-    if not isinstance(found, dict):
+    """Text by file, as the compile saw it; empty if the profile has none."""
+    sources = report.meta.get(META)
+    if not isinstance(sources, dict):
         return {}
-    return {file: text for file, text in found.items() if isinstance(text, str)}
+    return {file: text for file, text in sources.items() if isinstance(text, str)}
 
 
 def listing(report: Report, file: str) -> list[Margin]:
-    """A file line by line with the costs beside; only the lines with costs where it has no text."""
+    """A file line by line with the costs; only the lines with costs if it has no text."""
     rows = lines(report)
     of_file: Any = rows[rows["file"] == file].itertuples(index=False)
     costs = {int(row.line): row for row in of_file}
@@ -104,6 +97,6 @@ def listing(report: Report, file: str) -> list[Margin]:
 
 
 def line_of(report: Report, file: str, number: int) -> str:
-    """The text of a line, without its indent; "" where the profile has it not."""
+    """The text of a line, without its indent; "" if the profile does not have it."""
     text = texts(report).get(file, "").splitlines()
     return text[number - 1].strip() if 0 < number <= len(text) else ""

@@ -1,8 +1,10 @@
-"""The cost of a micro-batch on each IPU, which paces a pipeline whose IPUs hold several stages."""
+"""The cost of a micro-batch on each IPU, which paces a pipeline whose IPUs have several stages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
@@ -33,8 +35,8 @@ def ipu_costs(report: Report) -> pd.DataFrame:
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
     """What sets the pace: its name, its Blocks, its cycles, and its cycles over the mean.
 
-    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages, "IPU 0 (48 stages)" where
-    it has many; of many Blocks the first few are named. None without a stage.
+    "stage 2", or "IPU 0 (stages 0, 3)" if any IPU has several stages, "IPU 0 (48 stages)" if it has
+    many; of many Blocks the first few are named. None without a stage.
     """
     costs = ipu_costs(report)
     if not len(costs):
@@ -52,5 +54,33 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
 
 
 def _first_few(names: str) -> str:
-    """Of names with commas between them, as many as a line has room for beside others."""
+    """As many of the comma-separated names as fit a line beside others."""
     return units.listed(names.split(", "), _MOST_NAMED)
+
+
+# -- How evenly work is spread over tiles ---
+
+
+def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
+    """Compute steps, those that lose most to uneven work first.
+
+    ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile),
+    ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: the cycles beyond an
+    even share of the same work, of all turns if the step is in a loop.
+    """
+    steps = report.program_steps(ipu)
+    steps = steps[(steps["kind"] == "compute") & steps["tile_balance"].notna()]
+    slowest: list[int] = []
+    for step in steps["step"].tolist():
+        cycles = report.step_tiles(step)["cycles"]
+        slowest.append(-1 if cycles is None else int(np.argmax(cycles)))
+    mean = steps["tile_balance"] * steps["cycles"]
+    shown = steps[
+        ["step", "ipu", "position", "name", "op", "cycles", "active_tiles", "tile_balance"]
+    ]
+    balance = shown.assign(
+        slowest_tile=slowest,
+        mean_cycles=mean,
+        lost_cycles=(steps["cycles"] - mean) * steps["times"],
+    )
+    return balance.sort_values("lost_cycles", ascending=False, kind="stable", ignore_index=True)

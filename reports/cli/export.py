@@ -8,9 +8,8 @@ counters (live bytes, busy tiles, bytes over links), and a process for the calls
 cycles; all calls are in it, one after another. Times are microseconds at the machine's clock,
 cycles are in each event's arguments. The file's suffix says the form, or --format: .json (or
 .json.gz) is the trace, .csv and .parquet a frame of --table, .folded collapsed stacks,
-.speedscope.json speedscope's form; hta is a directory with a file an IPU for
-HolisticTraceAnalysis; model-explorer is the model's graph for Model Explorer, with node data beside
-it (NAME.total_cycles.json and NAME.bytes.json). Stacks are of one device iteration.
+.speedscope.json speedscope's form; model-explorer is the model's graph for Model Explorer, with
+node data beside it (NAME.total_cycles.json, NAME.bytes.json). Stacks are of one device iteration.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ EXAMPLES = """  ipu-report export demo/training -o trace.json            open it
   ipu-report export demo/training --level tasks -o trace.json.gz
   ipu-report export demo/training -o demo.speedscope.json  open it at https://www.speedscope.app
   ipu-report export demo/training --by source -o demo.folded
-  ipu-report export demo/training --format hta -o ranks    for HolisticTraceAnalysis
   ipu-report export demo/training --format model-explorer -o model.json
   ipu-report export demo/training --table ops -o ops.csv
   ipu-report export demo/training --table steps -o steps.parquet   needs pyarrow
 """
-FORMATS = ("perfetto", "speedscope", "collapsed", "hta", "model-explorer", "csv", "parquet")
+FORMATS = ("perfetto", "speedscope", "collapsed", "model-explorer", "csv", "parquet")
 _SUFFIXES = {
     ".speedscope.json": "speedscope",
     ".json": "perfetto",
@@ -117,7 +115,6 @@ def run(args: argparse.Namespace) -> int:
     what = {
         "model-explorer": "nodes",
         "perfetto": "events",
-        "hta": "events",
         "csv": "rows",
         "parquet": "rows",
     }
@@ -150,10 +147,6 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
 
         steps = args.level == "steps"
         return write_trace(report, args.output, args.which_run, args.iteration, steps)
-    if form == "hta":
-        from ipuscope.reports.chrome_trace import write_ranks
-
-        return write_ranks(report, args.output, first, args.iteration)
     if form == "model-explorer":
         from ipuscope.reports import model_explorer
 

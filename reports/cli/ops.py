@@ -9,6 +9,9 @@ vector) units of all tiles could do in its cycles, or the exchange could feed; -
 what keeps it most from there. --json has that, its balance over tiles, its peak and more. '*' marks
 cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md says how
 to).
+
+--alike compares what is repeated instead: Blocks, stages, source lines or micro-batches that are
+built alike, what each group takes, and why some take longer than the median of their group.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ EXAMPLES = """  ipu-report ops demo/training
   ipu-report ops --stage 2 --top 5 demo/training
   ipu-report ops --name conv --sort flops demo/training
   ipu-report ops --why demo/training                   what keeps each from its ceiling
+  ipu-report ops --alike stage demo/training           equal stages: which take longer, and why
   ipu-report ops --csv demo/training > ops.csv         with source lines, plans and all
 """
 
@@ -34,6 +38,9 @@ _SORT = {"total": "total_cycles", "cycles": "cycles", "flops": "flops", "name": 
 
 # Of ipuscope.profiler.enums.Direction, which would load numpy for --help.
 DIRECTIONS = ("forward", "backward", "update")
+
+
+_ALIKE = ("block", "stage", "line", "micro-batch")  # of ipuscope.profiler.analysis.regions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--why", action="store_true", help="what keeps each most from its ceiling, in words"
     )
+    parser.add_argument(
+        "--alike", choices=_ALIKE, help="compare what is repeated, and nothing else"
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -60,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
+        if args.alike:
+            return _alike(report, args)
         from ipuscope.profiler import analysis
         from ipuscope.profiler.units import percent
 
@@ -107,3 +119,24 @@ def run(args: argparse.Namespace) -> int:
         return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
 
     return common.each_profile(args, page)
+
+
+def _alike(report: Report, args: argparse.Namespace) -> Page:
+    """What is repeated: what each group takes, and what takes longer than its median."""
+    from ipuscope.profiler.analysis.regions import regions
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
+
+    found = regions(report, args.alike)
+    groups = (
+        Column("group", "built alike", text),
+        *(Column(name, name) for name in ("count", "least", "median", "most")),
+    )
+    slower = (
+        Column("name", "takes longer", text),
+        Column("ratio", "of the\nmedian", percent),
+        Column("why", "why", sentence),
+    )
+    rows = Table("slower", found.slow, slower if len(found.slow) else (), most=common.top(args))
+    each = Table("groups", found.groups, groups if len(found.groups) else ())
+    return Page(str(report.path), (say(found.words), each, rows))

@@ -60,7 +60,7 @@ def _page(report: Report, each: bool = False) -> Page:
 
     from ipuscope.profiler import analysis, confidence
     from ipuscope.profiler.analysis import facts
-    from ipuscope.profiler.analysis.host_transfers import streaming_steps
+    from ipuscope.profiler.analysis.movement import streaming_steps
     from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table
 
     of, tile = facts.facts(report), facts.fullest(report)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         metavar="DIR",
-        help="show what runs write below DIR, as they go: a new profile appears by itself",
+        help="show what runs write below DIR, as they go, and say when there is a new profile",
     )
     parser.add_argument(
         "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"

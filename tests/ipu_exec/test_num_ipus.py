@@ -158,9 +158,10 @@ def test_a_script_that_wraps_no_model_is_told_what_to_write(
 def test_a_split_that_only_a_compile_knows_to_fit_is_told_with_its_doubt() -> None:
     costs = random_costs(np.random.default_rng(0), 6, stages=2)
     split = best_split(costs, 2)
-    assert not any("compile to know" in line for line in num_ipus._said(costs, split, 2, ()))
+    lines = list(num_ipus._choice_lines(costs, split, 2, ()))
+    assert not any("compile to know" in line for line in lines)
     close = Verdict(1, 7, 99, 100, "weights", 50, False)
     doubtful = replace(split, prediction=replace(split.prediction, known_memory=(close,)))
-    lines = list(num_ipus._said(costs, doubtful, 2, ()))
+    lines = list(num_ipus._choice_lines(costs, doubtful, 2, ()))
     assert "memory of IPU 1 is too close to call: compile to know" in lines[1]
     assert "ipu-run --tune 2" in lines[1]

@@ -23,7 +23,7 @@ from ipu_exec import Error, MatMulSerializationMode, UsageError, popart
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
-from ipu_exec.option_groups.environment import TARGET_VARIABLE
+from ipu_exec.option_groups.engine_options import TARGET_VARIABLE
 from tests.models import model_of
 
 

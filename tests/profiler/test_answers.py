@@ -17,11 +17,11 @@ import pytest
 
 from ipuscope.planner import insights
 from ipuscope.profiler import ProfileError, Report, analysis, answers, open_report
-from ipuscope.profiler.analysis import hierarchy, kinds, operators, program, waits_in_short
+from ipuscope.profiler.analysis import hierarchy, kinds, operators, program, waits
 from ipuscope.profiler.answers import STORED, Store, pack, stored, unpack
 from tests.synthetic import synthetic_profile
 
-MODULES = (insights, analysis, hierarchy, kinds, operators, program, waits_in_short)
+MODULES = (insights, analysis, hierarchy, kinds, operators, program, waits)
 
 
 class Colour(Enum):
@@ -124,30 +124,11 @@ def test_an_answer_is_the_same_from_a_cold_and_a_warm_cache(
 
 
 def test_every_kind_of_value_comes_back_as_it_was() -> None:
-    assert same(unpack(Everything, pack(Everything, WHOLE)), WHOLE)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"share": float("nan")},
-        {"share": float("inf")},
-        {"table": np.array([np.inf])},
-        {"number": "3"},
-        {"number": True},
-        {"maybe": "text"},
-        {"pairs": [("a", 1)]},
-        {"two": (1, "x", 2)},
-        {"by_name": {"a": 1.5}},
-    ],
-)
-def test_a_value_of_another_kind_is_not_stored(wrong: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        pack(Everything, replace(WHOLE, **wrong))
+    assert same(unpack(Everything, pack(WHOLE)), WHOLE)
 
 
 def test_no_damaged_byte_of_an_answer_gives_anything_but_a_value_of_its_type() -> None:
-    data = pack(Everything, WHOLE)
+    data = pack(WHOLE)
     generator = np.random.default_rng(5)
     for _ in range(2000):
         changed = bytearray(data)
@@ -156,7 +137,7 @@ def test_no_damaged_byte_of_an_answer_gives_anything_but_a_value_of_its_type() -
             value = unpack(Everything, bytes(changed))
         except ValueError:
             continue
-        pack(Everything, value)
+        pack(value)
     for length in range(len(data)):
         with pytest.raises(ValueError):
             unpack(Everything, data[:length])
@@ -165,25 +146,24 @@ def test_no_damaged_byte_of_an_answer_gives_anything_but_a_value_of_its_type() -
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    "wrong",
     [
-        (b'["<i8",[2,3]]', b'["<i8",[3,3]]'),
-        (b'["<i8",[2,3]]', b'["|O8",[2,3]]'),
-        (b'["<i8",[2,3]]', b'["<i8",[2,-3]]'),
-        (b'["b","a"]', b'["b"]'),
-        (b'"red"', b'"tan"'),
-        (b'"rows":2', b'"rows":3'),
-        (b'"types":["int64"', b'"types":["uint8"'),
+        {"number": "3"},
+        {"number": True},
+        {"maybe": "text"},
+        {"colour": "tan"},
+        {"pairs": [("a", 1)]},
+        {"two": (1, "x", 2)},
+        {"by_name": {"a": 1.5}},
+        {"table": ["|O8", [1], b"12345678"]},
+        {"table": ["<i8", [3], b"12345678"]},
+        {"texts": ["<i8", [1], b"\7" + bytes(7), ["a"]]},
+        {"frame": [{"n": ["<i8", [1], bytes(8)], "m": ["<i8", [0], b""]}, ["int64", "int64"]]},
     ],
 )
-def test_what_no_answer_of_the_type_has_is_refused(old: bytes, new: bytes) -> None:
-    data = pack(Everything, WHOLE)
-    length = int.from_bytes(data[:8], "little")
-    head, arrays = data[8 : 8 + length], data[8 + length :]
-    assert old in head
-    head = head.replace(old, new)
+def test_what_no_answer_of_the_type_has_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        unpack(Everything, len(head).to_bytes(8, "little") + head + arrays)
+        unpack(Everything, pack(replace(WHOLE, **wrong)))
 
 
 def test_an_answer_is_computed_once_for_a_profile_and_its_copies(path: Path, steps: Any) -> None:
@@ -233,7 +213,7 @@ def test_a_hostile_cache_is_computed_again(path: Path, steps: Any, content: Any)
         data = file.read_bytes()
         file.write_bytes(data[:-1] if content == "cut" else content if content != "other" else b"")
         if content == "other":  # whole, but of another type
-            Store.put(_at(file), file.name, pack(list[int], [1, 2, 3]))
+            Store.put(_at(file), file.name, pack([1, 2, 3]))
     assert asked(open_report(path)) == answer
     assert len(ran) == 2
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.option_groups.environment import ENGINE_OPTIONS_VARIABLE
+from ipu_exec.option_groups.engine_options import ENGINE_OPTIONS_VARIABLE
 from ipuscope.profiler import ProfileError, pva
 from ipuscope.profiler.pva import debug_info
 

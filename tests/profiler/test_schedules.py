@@ -41,7 +41,7 @@ costs = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, 
 
 
 @given(costs, st.integers(0, 12), st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_schedule_equals_closed_form_and_brute_force(stages, extra, overhead):
     forward, backward = [f for f, _ in stages], [b for _, b in stages]
     count = 2 * len(stages) - 1 + extra
@@ -56,7 +56,7 @@ def test_schedule_equals_closed_form_and_brute_force(stages, extra, overhead):
 @given(
     costs, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.data()
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_ipu_is_accounted_for_at_every_moment(
     stages, extra, training, pipeline, once, across, data
 ):
@@ -131,7 +131,7 @@ times = st.integers(0, 60)
 
 
 @given(costs, times, times, st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_overlapped_transfers_cost_what_the_closed_form_says(stages, load, unload, count):
     forward, backward = zip(*stages, strict=True)
     ipus = tuple(range(len(stages)))
@@ -146,7 +146,7 @@ def test_overlapped_transfers_cost_what_the_closed_form_says(stages, load, unloa
 
 
 @given(costs, times, st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_pipeline_hides_inputs_that_are_shorter_than_its_cycles(stages, load, extra):
     forward, backward = zip(*stages, strict=True)
     ipus, count = tuple(range(len(stages))), 2 * len(stages) - 1 + extra

@@ -23,7 +23,7 @@ import pandas as pd
 import pytest
 
 from ipuscope.profiler import open_report
-from ipuscope.profiler.analysis import waits_in_short
+from ipuscope.profiler.analysis import waits
 from ipuscope.profiler.enums import Direction
 from ipuscope.reports.cli import COMMANDS, common, main, make_parser, ops
 from ipuscope.reports.cli.view import free_port, ssh_forward
@@ -97,7 +97,7 @@ def test_summary_says_machine_speed_and_memory(
     assert f"{40 * 10 / (cycles / 1.33e9):,.0f} samples a second" in out
     assert "stage 2 (B3)" in out
     with open_report(runs / "training") as report:
-        longest = waits_in_short.of(report).longest.iloc[0]
+        longest = waits.of(report).longest.iloc[0]
     assert f"waits for {longest['share']:.1%} {longest['what']} " in out
     assert f"{fullest / 1024:,.1f}" in out
 

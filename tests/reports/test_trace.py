@@ -167,25 +167,3 @@ def test_speedscope_has_a_profile_an_ipu(report: Report, tmp_path: Path) -> None
         assert sum(profile["weights"]) == profile["endValue"] == length
         assert len(profile["weights"]) == len(profile["samples"])
         assert max(max(stack) for stack in profile["samples"]) < len(names)
-
-
-def test_a_rank_a_file_for_holistic_trace_analysis(report: Report, tmp_path: Path) -> None:
-    """Holistic Trace Analysis recognises kernels by their stream and the prefix of their names.
-
-    docs/trace-tools.md shows what it then reports.
-    """
-    argv = ["export", str(report.path), "--format", "hta", "--iteration", "0"]
-    assert main([*argv, "-o", str(tmp_path / "ranks")]) == 0
-    steps = report.steps(0, iteration=0)
-    for ipu in range(4):
-        said = json.loads((tmp_path / "ranks" / f"rank-{ipu}.json").read_text())
-        assert said["distributedInfo"]["rank"] == ipu
-        spent: Counter[str] = Counter()
-        for event in said["traceEvents"]:
-            assert event["args"]["stream"] == 0
-            kind = "nccl" if event["name"].startswith("ncclDevKernel") else "other"
-            spent[kind] += event["args"]["cycles"]
-        working = steps[(steps["ipu"] == ipu) & (steps["kind"] != "idle")]
-        between = working[working["kind"] == "global exchange"]
-        assert spent["nccl"] == between["cycles"].sum()
-        assert spent.total() == working["cycles"].sum()

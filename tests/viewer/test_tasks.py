@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipuscope.profiler import Report, analysis, open_report
-from ipuscope.profiler.analysis import waits_in_short
+from ipuscope.profiler.analysis import waits
 from ipuscope.viewer.app import create_app
 from tests.viewer.test_pages import Tab, tab
 from tools.screenshots import serving, settled
@@ -46,7 +46,7 @@ def click(view: Tab, figure: str, x: float, y: float) -> None:
 
 def test_the_bottleneck_is_said_at_once(view: Tab, reports: list[Report]) -> None:
     page = view.open("/")
-    longest = waits_in_short.of(reports[0]).longest.iloc[0]
+    longest = waits.of(reports[0]).longest.iloc[0]
     assert str(longest["what"])[1:20] in page.inner_text(".waits")
 
 

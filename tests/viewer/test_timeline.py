@@ -12,7 +12,7 @@ import pytest
 
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.report.query import Answer, select
-from ipuscope.viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
+from ipuscope.viewer.figures import counters, flame, marks, pipeline, theme, trace
 from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.marks import Selection
 from ipuscope.viewer.figures.units import Clock
@@ -372,32 +372,16 @@ def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles
     from ipuscope.profiler.analysis import hierarchy
 
     shown = hierarchy.visible(nodes, (), 1 / 1400)
-    for form in flame.FORMS:
-        figure = flame.drawn(shown, (), form, str, LIGHT, bytes_of=False, compared=False)
-        ids = set(figure.data[0].ids)
-        assert len(ids) == len(figure.data[0].ids)
-        assert set(figure.data[0].parents) - {""} <= ids
-        assert len(figure.to_json()) < 1_000_000
+    figure = flame.drawn(shown, (), str, LIGHT, bytes_of=False, compared=False)
+    ids = set(figure.data[0].ids)
+    assert len(ids) == len(figure.data[0].ids)
+    assert set(figure.data[0].parents) - {""} <= ids
+    assert len(figure.to_json()) < 1_000_000
 
 
 def test_a_path_in_an_address_leads_back_to_itself() -> None:
     for path in ((), ("a",), ("a b", "c/d.e")):
         assert flame.path_of(flame.id_of(path)) == path
-
-
-def test_a_chart_takes_columns_that_are_there_and_have_numbers() -> None:
-    frame = pd.DataFrame({"name": ["<b>", None], "n": [1, None], "m": [2.5, 3]}, dtype=object)
-    assert query.columns_to_draw(frame, "gone", "gone") == ("name", "n")
-    assert query.columns_to_draw(frame, "n", "m") == ("n", "m")
-    assert query.columns_to_draw(frame[["name"]], None, None) == ("name", None)
-    bars = query.drawn(frame, "name", "n", "bars", LIGHT)
-    assert list(bars.layout.yaxis.ticktext) == ["&lt;b&gt;", "NULL"]
-    many = pd.DataFrame({"name": [f"v{at}" for at in range(388)], "n": range(388)}, dtype=object)
-    some = query.drawn(many, "name", "n", "bars", LIGHT)
-    assert len(some.data[0].y) == answers.MOST_BARS
-    assert some.layout.xaxis.title.text == f"n, the first {answers.MOST_BARS} of 388 rows"
-    assert len(query.drawn(many, "name", "n", "line", LIGHT).data[0].y) == 388
-    assert len(query.drawn(frame.head(0), "name", "n", "bars", LIGHT).layout.annotations) == 1
 
 
 def test_a_table_of_an_answer_holds_any_name_and_number() -> None:

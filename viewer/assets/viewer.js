@@ -121,7 +121,7 @@ window.ipuscopeRedirect = function () {
 // the IPU may be all of them.
 const shared = [
   { pages: null, names: ['profile'] },
-  { pages: ['/timeline', '/memory'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
+  { pages: ['/timeline'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
   { pages: ['/', '/timeline', '/rebalance'], names: ['batch'] },
 ];
 shared.forEach((group) => { group.values = {}; });

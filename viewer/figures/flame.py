@@ -1,9 +1,8 @@
-"""Trees of cycles or bytes (`profiler.analysis.hierarchy`) as flame graphs and treemaps."""
+"""Trees of cycles or bytes (`profiler.analysis.hierarchy`) as flame graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
 from typing import Any
 
 import plotly.graph_objects as go
@@ -14,10 +13,8 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.memory import fill
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
-FORMS = ("flame", "treemap")
 SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the names of a path
 _ROW = 26  # pixels of a level
-_TREEMAP = 620  # pixels: its height
 _LABEL = 60  # characters
 _COPIES = "copies of "  # what all in "copy between IPUs" begin with
 _CHARACTER, _PADDING, _LEAST = 7.0, 8, 7  # pixels; characters that still say something
@@ -54,15 +51,14 @@ def path_of(id: str) -> Path:
 def drawn(
     nodes: list[Node],
     at: Path,
-    form: str,
     words: Callable[[float], str],
     theme: Theme,
     bytes_of: bool,
     compared: bool,
 ) -> go.Figure:
-    """Draw the nodes below ``at`` (`hierarchy.visible`), each as wide or as large as its sum.
+    """Draw the nodes below ``at`` (`hierarchy.visible`), each as wide as its sum.
 
-    ``form`` is one of `FORMS`. ``words`` formats a number for people. With ``bytes_of`` the colours
+    ``words`` formats a number for people. With ``bytes_of`` the colours
     are those of memory, otherwise those of IPU activities; with ``compared`` they show the
     difference from before.
     """
@@ -70,12 +66,11 @@ def drawn(
     parents = [id_of(one.path[:-1]) if one.path else None for one in nodes]
     names = ["all" if not one.path else one.path[-1] for one in nodes]
     marker = _marker(nodes, theme, bytes_of, compared)
-    flame = form != "treemap"
     what = {
         "ids": [id_of(one.path) or "all" for one in nodes],
         "parents": ["" if one is None else one or "all" for one in parents],
         "labels": [
-            units.plain(_fitting(_short(name), one.width / whole, flame))
+            units.plain(_fitting(_short(name), one.width / whole))
             for name, one in zip(names, nodes, strict=True)
         ],
         "values": [one.width for one in nodes],
@@ -91,16 +86,14 @@ def drawn(
         "textinfo": "label+percent root",
     }
     depth = max(len(one.path) for one in nodes) - len(at) + 1
-    if not flame:
-        trace = go.Treemap(**what, tiling={"pad": 2})
-        height = _TREEMAP
-    else:
-        trace = go.Icicle(**what, tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1})
-        height = _ROW * depth + 70
-    figure = go.Figure(trace)
+    figure = go.Figure(
+        go.Icicle(**what, tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1})
+    )
     margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
     small = {"minsize": 10, "mode": "hide"}
-    return figure.update_layout(theme.layout(max(200, height), margin=margin, uniformtext=small))
+    return figure.update_layout(
+        theme.layout(max(200, _ROW * depth + 70), margin=margin, uniformtext=small)
+    )
 
 
 def _short(name: str) -> str:
@@ -110,16 +103,10 @@ def _short(name: str) -> str:
     return name.removeprefix(_COPIES).replace(" with IPU ", " ↔ ").replace(" and ", ", ")
 
 
-def _fitting(name: str, share: float, of_a_row: bool) -> str:
-    """A name cut to what fits into its share of a row, or of an area whose parts are near squares.
-
-    (plotly leaves out what does not fit.)
-    """
-    wide = share * _WIDTH if of_a_row else sqrt(share * _WIDTH * _TREEMAP)
-    room = int((wide - _PADDING) / _CHARACTER)
-    if room >= min(_LEAST, len(name)):
-        return units.shortened(name, min(room, _LABEL))
-    return "" if of_a_row else units.shortened(name, _LABEL)
+def _fitting(name: str, share: float) -> str:
+    """A name cut to what fits into its share of a row (plotly leaves out what does not fit)."""
+    room = int((share * _WIDTH - _PADDING) / _CHARACTER)
+    return units.shortened(name, min(room, _LABEL)) if room >= min(_LEAST, len(name)) else ""
 
 
 def _text_colours(fills: Any, theme: Theme, compared: bool) -> list[str]:

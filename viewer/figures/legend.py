@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.viewer.figures.drawing import Drawing
 
 _Figure = TypeVar("_Figure", go.Figure, Drawing)

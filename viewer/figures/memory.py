@@ -538,7 +538,7 @@ def lifetimes(
             barmode="overlay",
             bargap=0.25,
             margin={"l": 64, "r": 16, "t": 32, "b": 44},
-            xaxis={"range": [0, max(1, steps)], "title": {"text": "program step"}},
+            xaxis={"range": _around(start, stop, steps), "title": {"text": "program step"}},
             yaxis={
                 "categoryorder": "array",
                 "categoryarray": labels[::-1],
@@ -550,6 +550,15 @@ def lifetimes(
         )
     )
     return legend_above(figure, width, below=4)
+
+
+def _around(start: np.ndarray, stop: np.ndarray, steps: int) -> list[float]:
+    """The steps of lifetimes with some room: in a long program most are narrower than a pixel."""
+    low, high = int(start.min(initial=steps)), int(stop.max(initial=0))
+    if low >= high:
+        return [0, max(1, steps)]
+    room = max(4, (high - low) // 20)
+    return [max(0, low - room), min(steps, high + room)]
 
 
 def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:

@@ -6,10 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import critical_path, peak
+from ipuscope.profiler.analysis import critical_path, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.viewer.figures import bars, memory, pipeline, theme
 from ipuscope.viewer.figures import peak as peak_figures
+from ipuscope.viewer.figures import regions as region_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
 from ipuscope.viewer.figures.theme import Theme
@@ -57,6 +58,11 @@ class Figures:
         """Operators by FLOPs per byte received and per cycle, and what the machine allows."""
         operators = analysis.operators(self._report)
         return self._carded(peak_figures.roofline(self._report, operators, self._theme))
+
+    def alike(self, by: str = "stage") -> go.Figure:
+        """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""
+        found = regions.regions(self._report, by)
+        return self._carded(region_figures.spread(found, self._clock, self._theme))
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""

@@ -135,7 +135,7 @@ def _ceilings(report: Report, x: np.ndarray) -> list[tuple[str, np.ndarray, str]
 
 def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> dict[str, Any]:
     text, last = [""] * len(x), int(np.flatnonzero(np.isfinite(y))[-1])
-    text[last] = f"{name}  "
+    text[last if dash == "solid" else last // 2] = f"{name}  "  # a slope ends at another line
     return {
         "type": "scatter",
         "mode": "lines+text",

@@ -536,33 +536,20 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
 
 # -- zooming ---
 
-# Where a figure was zoomed or dragged to, in units of its axis divided by ``meta.scale``; "" for
-# all of it.
+# Where an axis of a figure was zoomed or dragged to, in its units divided by ``meta.scale``; "" for
+# all of it. Beyond the ends, where a drag may have gone, there is nothing.
 _ZOOM = """
 function(relayout, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
     if (!relayout) { return none; }
-    if (relayout['xaxis.autorange']) { return ['', '']; }
-    const low = relayout['xaxis.range[0]'] ?? (relayout['xaxis.range'] || [])[0];
-    const high = relayout['xaxis.range[1]'] ?? (relayout['xaxis.range'] || [])[1];
+    if (relayout['AXIS.autorange']) { return ['', '']; }
+    const low = relayout['AXIS.range[0]'] ?? (relayout['AXIS.range'] || [])[0];
+    const high = relayout['AXIS.range[1]'] ?? (relayout['AXIS.range'] || [])[1];
     if (low === undefined || high === undefined) { return none; }
     const meta = ((figure || {}).layout || {}).meta || {};
-    const scale = meta.scale || 1, end = meta.end || Infinity;
-    // beyond the ends, where a drag may have gone, there is nothing
+    const scale = 'AXIS' === 'xaxis' && meta.scale || 1;
+    const end = ('AXIS' === 'xaxis' ? meta.end : meta.high) || Infinity;
     const ends = [Math.max(0, Math.floor(low / scale)), Math.min(end, Math.ceil(high / scale))];
-    return ends[0] < ends[1] ? ends.map(String) : ['', ''];
-}
-"""
-
-ZOOM_Y = """
-function(relayout, figure) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    if (!relayout) { return none; }
-    if (relayout['yaxis.autorange']) { return ['', '']; }
-    const low = relayout['yaxis.range[0]'] ?? (relayout['yaxis.range'] || [])[0];
-    const high = relayout['yaxis.range[1]'] ?? (relayout['yaxis.range'] || [])[1];
-    if (low === undefined || high === undefined) { return none; }
-    const ends = [Math.max(0, Math.floor(low)), Math.min(figure.layout.meta.high, Math.ceil(high))];
     return ends[0] < ends[1] ? ends.map(String) : ['', ''];
 }
 """
@@ -587,10 +574,12 @@ def zoomable(
     figure.update_layout(meta=meta)
 
 
-def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to") -> None:
-    """Keep the zoom of a graph in two hidden parameters."""
+def zooms(
+    app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to", axis: str = "xaxis"
+) -> None:
+    """Keep the zoom of an axis of a graph in two hidden parameters."""
     app.clientside_callback(
-        _ZOOM,
+        _ZOOM.replace("AXIS", axis),
         Output(param_id(page, low), "value"),
         Output(param_id(page, high), "value"),
         Input(graph_id, "relayoutData"),

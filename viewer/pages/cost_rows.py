@@ -33,9 +33,11 @@ _CEILING = "FLOPs against what its unit, or the bytes that it receives, would al
 COLUMNS = (
     Column("label", "operator", least=330),
     Column("executions", "times", ",.0f", width=90, tip=_TIMES),
-    Column("total_cycles", "cycles", ",.0f", width=140, tip="of all executions together"),
+    Column("total_cycles", "cycles", ",.0f", width=155, tip="of all executions together"),
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
     Column("cycles", "of one", ",.0f", width=110, tip="cycles of one execution, all its steps"),
+    Column("of_roof", "of its ceiling", ".1%", width=120, tip=_CEILING),
+    Column("why", "most of the rest", width=230, tip="what keeps it most from its ceiling"),
     Column(
         "recompute_cycles", "again", ",.0f", width=120, tip="recomputation, beside the other cycles"
     ),
@@ -43,8 +45,6 @@ COLUMNS = (
     Column("stage", "stage", ",.0f", width=75),
     Column("aten", "ATen", width=150),
     Column("flops", "FLOPs", ".3s", width=85),
-    Column("of_roof", "of its ceiling", ".1%", width=120, tip=_CEILING),
-    Column("why", "most of the rest", width=230, tip="what keeps it most from its ceiling"),
     Column("exchanged", "bytes in", ".3s", width=90, tip="received in exchanges, all tiles"),
     Column("balance", "balance", ".0%", width=85, tip="mean over slowest tile, of compute cycles"),
     Column("tiles", "tiles", ",.0f", width=75, tip="at work in its widest step"),
@@ -131,7 +131,8 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
 
     def made(one: Report) -> Operators:
         key = ("operators", wanted.order, wanted.together)
-        return profiles.made(one, key, lambda: Operators.of(one, wanted.order, wanted.together))
+        frame = operators_of(profiles, one)
+        return profiles.made(one, key, lambda: Operators.of(frame, wanted.order, wanted.together))
 
     tree = made(report)
     before = {} if other is None else made(other).cycles_by_path
@@ -168,9 +169,8 @@ class Operators:
     parents: np.ndarray = field(repr=False)
 
     @classmethod
-    def of(cls, report: Report, order: str, together: bool) -> Operators:
-        """The tree of a report in an order of `hierarchy.ORDERS`."""
-        frame = analysis.operators(report)
+    def of(cls, frame: pd.DataFrame, order: str, together: bool) -> Operators:
+        """The tree of `analysis.operators` in an order of `hierarchy.ORDERS`."""
         known: dict[Path, int] = {(): 0}
         of_path = hierarchy.paths_of(frame, order, together)
         deepest = max(map(len, of_path), default=1)

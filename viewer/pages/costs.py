@@ -14,14 +14,16 @@ import pandas as pd
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis import hierarchy
+from ipuscope.profiler.analysis import hierarchy, regions
 from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
 from ipuscope.profiler.analysis.peak import peak
+from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import peak as peak_figures
-from ipuscope.viewer.figures import tiles as tile_figures
+from ipuscope.viewer.figures import regions as region_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, cost_rows, refused, source, tables
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "costs"
 _MOST_ROWS = 30
+_HEIGHT = 480  # pixels of the table at the most
 _ORDERS = (
     ("module", "module, operator, stage"),
     ("stage", "stage, module, operator"),
@@ -44,7 +47,11 @@ _ORDERS = (
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"
-_FORMS = (("flame", "flame graph"), ("treemap", "treemap"), (_ROOFLINE, "roofline"))
+_FORMS = (
+    ("flame", "flame graph"),
+    (_ROOFLINE, "roofline"),
+    *zip(regions.BY, ("Blocks alike", "stages alike", "lines alike", "micro-batches"), strict=True),
+)
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -85,13 +92,13 @@ def layout(view: View) -> Any:
             common.hidden(view, "node", check=_no_step(report)),
         ),
         common.figure_card(
-            "Flame graph",
+            "Costs by part",
             "flame-graph",
             note="The largest first. Click a part to see it alone, its top to go back.",
             height=260,
             controls=[
                 common.switch(view, "measure", "of", measures, measures[0][0]),
-                common.switch(view, "form", "as", _FORMS, "flame"),
+                common.choice(view, "form", "as", _FORMS, "flame"),
                 html.Div(id="flame-legend", className="legend"),
             ],
             below=[html.Div(id="flame-parts")],
@@ -104,7 +111,7 @@ def layout(view: View) -> Any:
                 pd.DataFrame(columns=[one.name for one in cost_rows.COLUMNS]),
                 cost_rows.COLUMNS,
                 view.theme,
-                height=480,
+                height=_HEIGHT,
                 row_id="id",
                 sortable=False,
                 filled_later=True,
@@ -231,6 +238,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("costs-grid", "rowData"),
         Output("costs-grid", "columnDefs"),
+        Output("costs-grid", "style"),
         Output("costs-trail", "children"),
         *common.param_input(NAME, *_WHAT, "other"),
     )
@@ -241,7 +249,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
         said = html.P(shown.said, className="note", role="status")
-        return shown.rows, tables.definitions(shown.columns), [*trail, said]
+        height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
+        return shown.rows, tables.definitions(shown.columns), height, [*trail, said]
 
     @app.callback(
         Output("costs-chosen", "children"),
@@ -297,6 +306,16 @@ _POINTS = html.P(
 )
 
 
+def _slower(found: Regions) -> list[Any]:
+    """What of repeated things takes longer than the others, and why."""
+    said, slow = html.P(found.words, className="note"), found.slow.head(_MOST_ROWS)
+    rows = [
+        html.Tr([html.Td(one.name), html.Td(f"{one.ratio:.2%}", className="n"), html.Td(one.why)])
+        for one in units.rows_of(slow)
+    ]
+    return [said, html.Table(html.Tbody(rows), className="plain")] if rows else [said]
+
+
 def _register_flame(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("flame-graph", "figure"),
@@ -322,6 +341,10 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         if form == _ROOFLINE and not bytes_of and peak(report):
             found = cost_rows.operators_of(profiles, report)
             return peak_figures.roofline(report, found, common.theme_of(where)), [], _POINTS
+        if form in regions.BY:
+            clock, theme = Clock(report.target.clock_hz), common.theme_of(where)
+            alike = profiles.made(report, ("regions", form), lambda: regions.regions(report, form))
+            return region_figures.spread(alike, clock, theme), [], _slower(alike)
         here, lost = figures.path_of(str(at or "")), False
         if second is None and not here and what == ("cycles", "module", True):
             seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
@@ -332,9 +355,8 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
             seen = hierarchy.look(nodes, here)
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
         words = units.size if bytes_of else clock.both
-        which = form if form in figures.FORMS else figures.FORMS[0]
         compared = second is not None
-        figure = figures.drawn(seen.shown, here, which, words, theme, bytes_of, compared)
+        figure = figures.drawn(seen.shown, here, words, theme, bytes_of, compared)
         legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
         parts = _parts(seen, here, words) if here else []
@@ -430,7 +452,7 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         links.append(common.link("variables live then", "memory", ipu=row["ipu"], step=at))
     balance = steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None)
     shown = steps.assign(tile_balance=balance)
-    figure = tile_figures.histogram(tiles, "compute cycles", theme)
+    figure = memory_figures.chip(tiles.astype(np.float32), 0.0, theme, "cycles")
     busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
     return [
         html.Div(

@@ -10,7 +10,6 @@ from dash import html
 
 from ipuscope.profiler import Report
 from ipuscope.viewer.figures import memory as memory_figures
-from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.lanes import Lanes, task_at
 from ipuscope.viewer.figures.theme import Theme
@@ -72,7 +71,6 @@ def task_details(
     if task["stage"] >= 0:
         stage = task["stage"]
         links.append(common.link(f"operators of stage {stage}", "costs", stage=stage))
-    links.append(common.link("live bytes meanwhile", "memory", ipu=in_replica, **window_of))
     pin = timespan.pin_button(begin, end)
     return [common.facts(rows), html.P(common.separated(links)), pin]
 
@@ -116,11 +114,6 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     ):
         values = vectors[name]
         if values is not None and values.any():
-            children.append(
-                common.graph(
-                    {"step": name}, tile_figures.histogram(values, label, theme), scrollZoom=False
-                )
-            )
             chip = memory_figures.chip(values.astype(np.float32), float(values.max()), theme, label)
             children.append(common.graph({"chip": name}, chip, scrollZoom=False))
             break

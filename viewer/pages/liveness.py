@@ -9,13 +9,9 @@ import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.viewer.figures import counters as counter_figures
-from ipuscope.viewer.figures import lod, units
 from ipuscope.viewer.figures import memory as figures
+from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.legend import legend_above
-from ipuscope.viewer.figures.marks import marked
-from ipuscope.viewer.figures.trace import Trace
-from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables, timespan
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.pages.tables import Column
@@ -57,7 +53,6 @@ def cards(view: View) -> list[Any]:
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
-        *_over_time(view),
         common.figure_card(
             "How long they live",
             "liveness-lives",
@@ -77,27 +72,6 @@ def _gaps(report: Report) -> str:
     return "Gaps excluded. "
 
 
-def _over_time(view: View) -> list[Any]:
-    """The live bytes over time, if the profile has a schedule."""
-    if not len(view.report.runs):
-        return []
-    return [
-        html.Div(id="liveness-window"),
-        common.figure_card(
-            "Live bytes over time",
-            "liveness-time",
-            note="The window of time of the timeline. Click to choose its step.",
-            height=counter_figures.HEIGHT,
-            controls=[
-                *common.run_choices(view),
-                common.unit_switch(view),
-                *(common.hidden(view, name) for name in ("from", "to", "marks", "select", "at")),
-                html.Button("These steps above", id="liveness-there", className="quiet"),
-            ],
-        ),
-    ]
-
-
 _CLICK = """
 function(heat, steps) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
@@ -113,15 +87,7 @@ function(heat, steps) {
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
-    _register_time(app, profiles)
-    app.clientside_callback(
-        common.ZOOM_Y,
-        Output(common.param_id(NAME, "low"), "value"),
-        Output(common.param_id(NAME, "high"), "value"),
-        Input("liveness-heat", "relayoutData"),
-        State("liveness-heat", "figure"),
-        prevent_initial_call=True,
-    )
+    common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "step"), "value"),
@@ -251,101 +217,6 @@ def register(app: Dash, profiles: Profiles) -> None:
             ],
             figures.lifetimes(largest, at, count, theme, timespan.width(where)),
         )
-
-
-def _register_time(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of the figure over time."""
-    what = ("profile", "ipu", "run", "iteration")
-
-    def rows_of(
-        *asked: Any, each: bool = False, moment: float | None = None
-    ) -> tuple[Report, int, Trace, timespan.Window]:
-        """The report, the IPU, its steps in time (in the window, if all are too many), the window.
-
-        The rows have tasks where a window has too many steps, too. ``asked``: the parameters
-        ``what``, from and to; ``each`` and ``moment`` as for `timespan.part_of`.
-        """
-        profile, ipu, run, iteration, low, high = asked
-        report, chip = common.chosen(profiles, profile, ipu)
-        at = timespan.run_of(report, run)
-        which = timespan.iteration_of(report, at, iteration)
-        of_rows = (profiles, report, at, which, chip, "flat", timespan.Arrangement())
-        window = common.window(low, high, timespan.rows_of(*of_rows).end)
-        part = timespan.rows_of(*of_rows, window, each, moment)
-        return report, chip, part, window
-
-    @app.callback(
-        Output("liveness-time", "figure"),
-        Output("liveness-window", "children"),
-        *timespan.inputs(NAME, *what, "unit"),
-        common.param_state(NAME, "at"),
-        common.theme_state(),
-    )
-    def over_time(*values: Any) -> Any:
-        *of, unit, low, high, marks, chosen, clicked, where = values
-        report, chip, rows, window = rows_of(*of, low, high)
-        clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
-        at = timespan.run_of(report, of[2])
-        which = timespan.iteration_of(report, at, of[3])
-        part = timespan.part_of(report, at, which, [chip], window)
-        said = [
-            *timespan.no_iteration(report, at, of[3]),
-            *timespan.refusals(low, high, marks, chosen, rows.end, 1, clicked),
-        ]
-        if part is None:
-            words = "Counted by steps: zoom in on the timeline to have them."
-            return counter_figures.nothing(words, theme), said
-        tracks = timespan.tracks_of(profiles, report, rows, (*of, chip, part))
-        whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
-        figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
-        marked(figure, timespan.marks_of(marks, rows.end), None, clock, theme)
-        timespan.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
-        return figure, said
-
-    @app.callback(
-        Output(common.param_id(NAME, "step"), "value", allow_duplicate=True),
-        Input(common.param_id(NAME, "at"), "value"),
-        *(common.param_state(NAME, name) for name in (*what, "from", "to")),
-        prevent_initial_call=True,
-    )
-    def clicked(at: Any, *of: Any) -> Any:
-        point = timespan.point_of(at)
-        report, chip, rows, _ = rows_of(*of, moment=None if point is None else point[0])
-        position_of_slice = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
-        if position_of_slice < 0:
-            return no_update
-        position = positions(report, chip, rows.step[rows.rows.source[[position_of_slice]]])
-        return int(position[0]) if len(position) else no_update
-
-    @app.callback(
-        Output(common.param_id(NAME, "first"), "value", allow_duplicate=True),
-        Output(common.param_id(NAME, "last"), "value", allow_duplicate=True),
-        Input("liveness-there", "n_clicks"),
-        *(common.param_state(NAME, name) for name in (*what, "from", "to")),
-        prevent_initial_call=True,
-    )
-    def these(clicks: Any, *values: Any) -> Any:
-        if not clicks:
-            return no_update, no_update
-        report, chip, rows, window = rows_of(*values, each=True)
-        if window is None:
-            return "", ""
-        here = rows.rows.of(0)
-        span = lod.inside(
-            rows.rows.start[here],
-            rows.rows.end[here],
-            window[0] + rows.origin,
-            window[1] + rows.origin,
-        )
-        at = positions(report, chip, rows.step[rows.rows.source[here][span]])
-        return (str(at.min()), str(at.max() + 1)) if len(at) else (no_update, no_update)
-
-
-def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
-    """Positions of program steps (ids) in an IPU's program; waits are left out."""
-    program = report.program_steps(ipu)
-    in_program = program["step"].isin(np.unique(step[step >= 0]))
-    return program.loc[in_program, "position"].to_numpy()
 
 
 def _no_step(asked: Any, ipu: int, steps: int) -> str:

@@ -1,4 +1,4 @@
-"""Query: read-only SQL on the profile in a drawer, as a table and a chart, with examples.
+"""Query: read-only SQL on the profile in a drawer, as a table, with examples.
 
 The statement that ran is in the address of whatever page is beside it.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
+from dash import ALL, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.report import query as queries
-from ipuscope.viewer.figures import answers, units
+from ipuscope.viewer.figures import units
 from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.pages.tables import Column
@@ -86,11 +85,6 @@ def panel(view: View) -> Any:
     example = dcc.Dropdown(
         id="query-example", options=options, placeholder="choose one", searchable=False
     )
-    chart = [
-        common.switch(view, "chart", "as", [(one, one) for one in answers.FORMS], "bars"),
-        _column(view, "x", "along"),
-        _column(view, "y", "how much"),
-    ]
     about = f"Only reading; at most {MOST_ROWS:,} rows and {SECONDS} seconds."
     known = html.Details([html.Summary("Tables and views"), _known()])
     run = html.Button("Run", id="query-run", className="strong", title="Ctrl+Enter", n_clicks=0)
@@ -115,10 +109,6 @@ def panel(view: View) -> Any:
             ],
         ),
         ("Rows", common.filled("query-rows")),
-        (
-            "Chart",
-            [html.Div(chart, className="controls"), common.graph("query-chart", height=300)],
-        ),
     )
 
 
@@ -131,18 +121,6 @@ def _statement(view: View) -> str:
         view.refuse("sql", words)
         asked = ""
     return asked or EXAMPLES[0][1]
-
-
-def _column(view: View, name: str, label: str) -> Any:
-    """A dropdown whose options come with the answer."""
-    value = view.params.get(name)
-    options = [{"value": value, "label": value}] if value else []
-    return common.control(
-        label,
-        dcc.Dropdown(
-            id=common.param_id(view.page, name), options=options, value=value, clearable=False
-        ),
-    )
 
 
 def _known() -> Any:
@@ -190,65 +168,26 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("query-rows", "children"),
-        Output(common.param_id(NAME, "x"), "options"),
-        Output(common.param_id(NAME, "x"), "value"),
-        Output(common.param_id(NAME, "y"), "options"),
-        Output(common.param_id(NAME, "y"), "value"),
         Input({"page": ALL, "param": "profile"}, "value"),
         *common.param_input(NAME, "sql"),
-        State(common.param_id(NAME, "x"), "value"),
-        State(common.param_id(NAME, "y"), "value"),
         common.theme_state(),
     )
-    def rows(profile: Any, sql: Any, x: Any, y: Any, where: Any) -> Any:
+    def rows(profile: Any, sql: Any, where: Any) -> Any:
         report = profiles.get(common.whole((profile or [0])[0], 0))
         try:
-            answer = answer_of(profiles, report, sql)
+            answer = answer_of(report, sql)
         except queries.QueryError as error:
-            return common.message(_refusal(str(error)), "error"), [], None, [], None
-        frame = answer.frame()
-        said = [] if ctx.triggered_id else _no_columns(frame, x, y)
-        x, y = columns_to_draw(frame, x, y)
-        names = [{"value": name, "label": name} for name in frame.columns]
-        numbers = [one for one in names if answers.numeric(frame[one["value"]])]
-        said += _none_profiled(report, sql) if not len(frame) else []
-        return [*said, *_table(answer, common.theme_of(where))], names, x, numbers, y
-
-    @app.callback(
-        Output("query-chart", "figure"),
-        Input({"page": ALL, "param": "profile"}, "value"),
-        *common.param_input(NAME, "sql", "x", "y", "chart"),
-        common.theme_state(),
-    )
-    def chart(profile: Any, sql: Any, x: Any, y: Any, form: Any, where: Any) -> Any:
-        theme = common.theme_of(where)
-        report = profiles.get(common.whole((profile or [0])[0], 0))
-        try:
-            frame = answer_of(profiles, report, sql).frame()
-        except queries.QueryError:
-            return common.nothing(theme, "There are no rows.")
-        return drawn(frame, x, y, form, theme)
+            return common.message(_refusal(str(error)), "error")
+        said = [] if len(answer.rows) else _none_profiled(report, sql)
+        return [*said, *_table(answer, common.theme_of(where))]
 
 
-def answer_of(profiles: Profiles, report: Report, sql: Any) -> queries.Answer:
-    """The answer to a statement, cached for table and chart. Raises QueryError if there is none."""
+def answer_of(report: Report, sql: Any) -> queries.Answer:
+    """The answer to a statement. Raises QueryError if there is none."""
     words = str(sql or "").strip()
     if len(words) > _MOST_CHARACTERS:
         raise queries.QueryError(f"a statement may have {_MOST_CHARACTERS:,} characters")
-    return profiles.made(
-        report,
-        ("query", words),
-        lambda: queries.select(report, words, SECONDS, MOST_ROWS, ANSWER_BYTES),
-    )
-
-
-def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, str | None]:
-    """The columns of a chart: those asked for if they exist, else the first suitable ones."""
-    names = [str(name) for name in frame.columns]
-    numbers = [name for name in names if answers.numeric(frame[name])]
-    along = str(x) if x in names else names[0] if names else None
-    others = [name for name in numbers if name != along] or numbers
-    return along, str(y) if y in numbers else others[0] if others else None
+    return queries.select(report, words, SECONDS, MOST_ROWS, ANSWER_BYTES)
 
 
 def _none_profiled(report: Report, sql: Any) -> list[Any]:
@@ -264,37 +203,12 @@ def _none_profiled(report: Report, sql: Any) -> list[Any]:
     return [common.message(words)]
 
 
-def _no_columns(frame: pd.DataFrame, x: Any, y: Any) -> list[Any]:
-    """Messages where the answer has not the columns that an address wants in the chart."""
-    every = [str(name) for name in frame.columns]
-    numbers = [name for name in every if answers.numeric(frame[name])]
-    said = [
-        refused.refused(f"{what} {{}} in “{label}”", asked, refused.names(known), "Choose another.")
-        for what, label, asked, known in (
-            ("column", "along", x, every),
-            ("column of numbers", "how much", y, numbers),
-        )
-        if asked and asked not in known
-    ]
-    return [common.message(words, "warning") for words in said]
-
-
-def drawn(frame: pd.DataFrame, x: Any, y: Any, form: Any, theme: Any) -> go.Figure:
-    """The chart, or a message that says why there is none."""
-    along, much = columns_to_draw(frame, x, y)
-    if not len(frame) or along is None or much is None:
-        return common.nothing(theme, "No column has numbers." if len(frame) else "No rows.")
-    return answers.chart(
-        frame, along, much, form if form in answers.FORMS else answers.FORMS[0], theme
-    )
-
-
 def _table(answer: queries.Answer, theme: Any) -> Any:
     """The rows, to sort and filter; columns are identified by position, as any name is possible."""
     frame = answer.frame()
     columns = []
     for at, name in enumerate(frame.columns):
-        numbers = answers.numeric(frame[name])
+        numbers = _numeric(frame[name])
         whole = numbers and all(value is None or value % 1 == 0 for value in frame[name])
         form = "" if not numbers else ",.0f" if whole else ",.6g"
         columns.append(Column(f"c{at}", str(name), form, width=150 if numbers else 0))
@@ -305,6 +219,12 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
         html.P(more, className="note", role="status"),
         tables.table("query-table", shown, columns, theme, height=400),
     ]
+
+
+def _numeric(column: pd.Series) -> bool:
+    """Whether a column holds only numbers and NULLs, with at least one number."""
+    there = [value for value in column if value is not None]
+    return bool(there) and all(isinstance(value, (int, float)) for value in there)
 
 
 def _cell(value: object) -> object:

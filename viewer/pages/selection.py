@@ -9,8 +9,8 @@ import numpy as np
 from dash import html
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis.host_transfers import streaming_steps
 from ipuscope.profiler.analysis.kinds import spent_by_kind
+from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.timeline.executed_steps import Spent
 from ipuscope.viewer.figures import trace as figures
 from ipuscope.viewer.figures import units

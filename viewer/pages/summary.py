@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from dash import Dash, Output, dcc, html
 
 from ipuscope.profiler import Report, analysis, confidence
-from ipuscope.profiler.analysis import facts, peak, waits_in_short
+from ipuscope.profiler.analysis import facts, peak, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
-from ipuscope.profiler.analysis.peak import Peak
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import bars as bar_figures
 from ipuscope.viewer.figures import memory as memory_figures
@@ -28,50 +28,37 @@ MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
-    """The page, built once for each theme."""
-    report = view.report
-    key = ("summary", view.theme.name, view.params.get("batch"))
-    return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
+    """The page at once; what goes through the executed steps comes by itself (`_LATER`)."""
+    report, of = view.report, facts.facts(view.report)
+    scheduled = bool(len(report.runs))
+    machine = common.card("Machine and program", common.facts(_machine(of)))
+    options = common.card("Options", _options(view), note="as set for the run")
+    return [
+        common.controls(view),
+        _numbers(of),
+        *([_later("summary-why")] if scheduled else []),
+        causes.card(view, "summary-insights"),
+        *([_stages(report, view.theme)] if len(report.stages) else []),
+        *([_later("summary-peak")] if scheduled else []),
+        html.Div([_later("summary-cycles"), _later("summary-memory")], className="row"),
+        *_confidence(report),
+        html.Div([machine, options], className="row"),
+    ]
 
 
-def _made(view: View) -> list[Any]:
-    report = view.report
-    clock = Clock(report.target.clock_hz)
-    children: list[Any] = []
-    of = facts.facts(report)
-    children.append(_numbers(of))
-    if len(report.runs):
-        children.append(_why(view, clock))
-    if of.peak:
-        children.append(_from_peak(of.peak, view.theme))
-    children.append(causes.card(view, "summary-insights"))
-    if len(report.stages):
-        children.append(
-            bars_card(
-                "Stages: cycles of a micro-batch",
-                "stage-costs",
-                bar_figures.stage_costs(report.stages, clock, view.theme),
-                html.P(
-                    ["Their operators: ", *_operators_of(report)],
-                    className="note stage-links",
-                ),
-                note="Its own work only, without copies and transfers.",
-            )
-        )
-    left = _cycles(view)
-    right = common.filled("summary-memory", awaited=True)
-    children.append(html.Div([left, right], className="row"))
-    children += _confidence(report)
-    children.append(
-        html.Div(
-            [
-                common.card("Machine and program", common.facts(_machine(of))),
-                common.card("Options", _options(view), note="as set for the run"),
-            ],
-            className="row",
-        )
+def _later(id: str) -> Any:
+    return common.filled(id, awaited=True)
+
+
+def _stages(report: Report, theme: Theme) -> Any:
+    """Work of each stage, with links to the operators of those that compute longest."""
+    return bars_card(
+        "Stages: cycles of a micro-batch",
+        "stage-costs",
+        bar_figures.stage_costs(report.stages, Clock(report.target.clock_hz), theme),
+        html.P(["Their operators: ", *_operators_of(report)], className="note stage-links"),
+        note="Its own work only, without copies and transfers.",
     )
-    return children
 
 
 def _operators_of(report: Report) -> list[Any]:
@@ -83,10 +70,10 @@ def _operators_of(report: Report) -> list[Any]:
     ]
 
 
-def _why(view: View, clock: Clock) -> Any:
+def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
     """The waterfall of the critical path, and beside it the longest waits in words."""
-    report = view.report
-    critical = waits_in_short.of(report)
+    clock = Clock(report.target.clock_hz)
+    critical = waits.of(report)
     rows = critical.longest.head(MOST_WAITS)
     entries = [
         html.Li(
@@ -107,7 +94,7 @@ def _why(view: View, clock: Clock) -> Any:
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
-        bar_figures.waterfall(critical.waterfall, clock, view.theme),
+        bar_figures.waterfall(critical.waterfall, clock, theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
     )
     share = units.percent(float(rows["share"].sum()))
@@ -116,8 +103,10 @@ def _why(view: View, clock: Clock) -> Any:
     return html.Div([chart, longest], className="row")
 
 
-def _from_peak(of: Peak, theme: Theme) -> Any:
+def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
     """The way from the peak down to MFU; each part leads to what causes it."""
+    if (of := peak.peak(report)) is None:
+        return []
     links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in _WHERE.items()}
     note = f"{of.words}. Every cycle of every tile once; a name leads to what causes it."
     figure = peak_figures.from_peak(of, theme)
@@ -177,21 +166,30 @@ def _numbers(of: facts.Facts) -> Any:
             (f"{per_second(one.samples_per_second)} / s", rate),
             (units.percent(one.waiting), "of all IPUs' cycles are spent waiting"),
         ]
-    if of.speed and of.peak and of.state != "out of memory":
-        hfu = f"HFU {units.percent(of.peak.hfu)}, of the {peak.SHORT[of.peak.dtype]} peak"
-        boxes.append((f"{units.percent(of.peak.mfu)} MFU", hfu))
-    if slow := of.slowest:
-        which, _, of_it = slow.name.partition(" (")
-        its = f", {of_it.removesuffix(')')}" if of_it else ""
-        share = f", {units.percent(slow.on_path)} of the critical path" if of.speed else ""
-        boxes.append((which, f"computes longest: {slow.ratio:.2f} × the mean{its}{share}"))
-    return html.Div(
-        [
-            *(html.Div([html.B(value), html.Span(words)]) for value, words in boxes),
-            html.Div(id="summary-fullest"),
-        ],
-        className="big",
-    )
+    later = [html.Div(id=f"summary-{name}") for name in ("mfu", "slowest", "fullest")]
+    return html.Div([*(html.Div(_box(*one)) for one in boxes), *later], className="big")
+
+
+def _box(value: str, words: str) -> list[Any]:
+    return [html.B(value), html.Span(words)]
+
+
+def _mfu(report: Report, _: Theme, profiles: Profiles) -> Any:
+    top = peak.peak(report)
+    if top is None or report.meta["state"] == "out of memory":
+        return []
+    hfu = f"HFU {units.percent(top.hfu)}, of the {peak.SHORT[top.dtype]} peak"
+    return _box(f"{units.percent(top.mfu)} MFU", hfu)
+
+
+def _slowest(report: Report, _: Theme, profiles: Profiles) -> Any:
+    slow = facts.slowest_of(report)
+    if slow is None:
+        return []
+    which, _of, of_it = slow.name.partition(" (")
+    its = f", {of_it.removesuffix(')')}" if of_it else ""
+    share = f", {units.percent(slow.on_path)} of the critical path" if len(report.runs) else ""
+    return _box(which, f"computes longest: {slow.ratio:.2f} × the mean{its}{share}")
 
 
 def _machine(of: facts.Facts) -> list[tuple[str, Any]]:
@@ -200,31 +198,42 @@ def _machine(of: facts.Facts) -> list[tuple[str, Any]]:
     return [*rows, ("file", f"{of.path} ({units.size(of.path.stat().st_size)})")]
 
 
-def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:
-    """The fullest tile in words, and a chart of each IPU's; if there are many, of the fullest."""
-    tile, limit = facts.Fullest.of(report, tiles), report.target.bytes_per_tile
+def _fullest(report: Report, _: Theme, profiles: Profiles) -> Any:
+    """The fullest tile in words."""
+    if not len(tiles := _tiles(report, profiles)):
+        return []
+    tile = facts.Fullest.of(report, tiles)
     where = f"on the fullest tile, of IPU {tile.ipu} ({units.percent(tile.share)} of it)"
-    where += f"; {tile.doubt}" * bool(tile.doubt)
+    return _box(units.size(tile.used), where + f"; {tile.doubt}" * bool(tile.doubt))
+
+
+def _tiles(report: Report, profiles: Profiles) -> np.ndarray:
+    return profiles.made(report, "fullest", lambda: analysis.fullest_tiles(report))
+
+
+def _memory(report: Report, theme: Theme, profiles: Profiles) -> Any:
+    """A chart of each IPU's fullest tile; if there are many, of the fullest."""
+    tiles, limit = _tiles(report, profiles), report.target.bytes_per_tile
+    if not len(tiles):
+        return common.message("No tiles in this profile.")
     shown = memory_figures.fullest_ipus(tiles)
     note = "Most that is live on it at one step. A tile that overflows stops the compile."
     if len(shown) < len(tiles):
         note = f"The {len(shown)} fullest of {len(tiles)} IPUs. {note}"
     figure = memory_figures.headroom(tiles[shown], limit, theme, shown)
-    chart = bars_card("Memory of the fullest tile", "headroom", figure, note=note)
-    return [html.B(units.size(tile.used)), html.Span(where)], chart
+    return bars_card("Memory of the fullest tile", "headroom", figure, note=note)
 
 
-def _cycles(view: View) -> Any:
-    report = view.report
+def _cycles(report: Report, theme: Theme, profiles: Profiles) -> Any:
     if not len(report.runs):
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     folded = timespan.Arrangement(timespan.fold_default(report) == "folded")
-    lanes = timespan.lanes_of(view.profiles, report, 0, 0, folded)
+    lanes = timespan.lanes_of(profiles, report, 0, 0, folded)
     figure = bar_figures.busy(
         [(one.name, one.members) for one in lanes.arranged],
         *cycles_of_ipus(report),
         Clock(report.target.clock_hz),
-        view.theme,
+        theme,
     )
     more = html.P(["In time: ", dcc.Link("the timeline", href="/timeline")], className="note")
     return bars_card(
@@ -248,24 +257,30 @@ def _breaking(name: str) -> list[Any]:
     return parts
 
 
+# What goes through the executed steps or all variables: a part of the page each.
+_LATER: dict[str, Callable[[Report, Theme, Profiles], Any]] = {
+    "summary-mfu": _mfu,
+    "summary-slowest": _slowest,
+    "summary-fullest": _fullest,
+    "summary-why": _why,
+    "summary-peak": _from_peak,
+    "summary-cycles": _cycles,
+    "summary-memory": _memory,
+}
+
+
 def register(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks for memory and insights, which take a moment and follow the page."""
+    """Register the callbacks that fill what takes a moment; each follows the page by itself."""
 
-    @app.callback(
-        Output("summary-fullest", "children"),
-        Output("summary-memory", "children"),
-        *common.param_input(NAME, "profile"),
-        common.theme_state(),
-    )
-    def memory(profile: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
-        tiles = profiles.made(report, "fullest", lambda: analysis.fullest_tiles(report))
-        return (
-            _memory(report, tiles, common.theme_of(where))
-            if len(tiles)
-            else ([], common.message("No tiles in this profile."))
+    def filled(id: str, make: Callable[[Report, Theme, Profiles], Any]) -> None:
+        @app.callback(
+            Output(id, "children"), *common.param_input(NAME, "profile"), common.theme_state()
         )
+        def fill(profile: Any, where: Any) -> Any:
+            return make(profiles.get(common.whole(profile, 0)), common.theme_of(where), profiles)
 
+    for id, make in _LATER.items():
+        filled(id, make)
     causes.register(app, profiles, NAME, "summary-insights")
 
 

@@ -69,9 +69,7 @@ def table(
     if height is None:
         options["domLayout"] = "autoHeight"
     elif not filled_later:  # no higher than its rows; three have room for words that there are none
-        height = min(
-            height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
-        )
+        height = height_of(len(rows), height, filters)
     more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
     if fitted:  # at first, and with every width of the window (assets/viewer.js)
         options["autoSizeStrategy"] = {"type": "fitGridWidth", "columnLimits": _limits(columns)}
@@ -92,6 +90,11 @@ def table(
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
         style={"width": "100%", "height": f"{height}px" if height else None},
     )
+
+
+def height_of(rows: int, most: int, filters: bool = False) -> int:
+    """Pixels of a table of so many rows, at the most ``most``."""
+    return min(most, _HEADER * (2 if filters else 1) + _ROW * max(3, rows) + _SCROLLBAR)
 
 
 def _fitted(columns: Sequence[Column]) -> bool:

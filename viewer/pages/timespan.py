@@ -493,7 +493,7 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
 def link_to_wait(row: Any, total: int) -> str:
     """The address in the execution trace of where a wait is longest on the path.
 
-    ``row``: one of `ipuscope.profiler.analysis.waits_in_short`'s longest; ``total``: cycles of the
+    ``row``: one of `ipuscope.profiler.analysis.waits`'s longest; ``total``: cycles of the
     path.
     """
     query: dict[str, int | str] = {"step": int(row.step)}

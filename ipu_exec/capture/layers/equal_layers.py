@@ -1,11 +1,11 @@
 """Finds a model's equal layers: layers that run the same operators.
 
 Members of a ``ModuleList`` or ``Sequential`` are equal if they have the same class, attributes,
-submodules, parameters and buffers, except for the values of the latter two. A layer that can tell
-which one it is, or that does more than its forward, equals no other: one with hooks inside, with
-attributes that are not plain values and not shared with the others, or with weights that another
-module has too. An attribute that is the layer's number in its list (Hugging Face's ``layer_idx``)
-may differ as long as it is not read while the layers run (`unread_numbers`).
+submodules, and parameters and buffers but for their values. A layer that can tell which one it
+is, or that does more than its forward, equals no other: one with hooks inside, with attributes
+that are neither plain nor shared, or with weights that another module has too. An attribute that
+is the layer's number in its list (Hugging Face's ``layer_idx``) may differ if it is not read
+while the layers run (`unread_numbers`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Expands the operators that stand for layers into the operators that these layers run.
 
-A layer that stood in (`ipu_exec.capture.layers.repeats`) runs the same operators as its like, on
-its own weights. The result is identical, down to the ids, to the graph captured when every layer
-runs.
+A layer that stood in (`ipu_exec.capture.layers.repeats`) runs its like's operators on its own
+weights. The result, ids included, is the graph captured when every layer runs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class Registered:
 class PerWeight:
     """Operators of the update that run weight by weight: from ``ops`` of the graph, as they were.
 
-    ``order``: the weights (by name) in the order in which they are updated, each with the one whose
-    operators are its own but for the weight.
+    ``order``: the weights (by name) in update order, each with the one whose operators it copies.
     """
 
     ops: range
@@ -44,8 +42,8 @@ class PerWeight:
 class _Copy:
     """A copy of a range of operators, for another layer or weight.
 
-    ``values`` and ``storages`` map those of the graph to those of the copy. ``is_made`` tells
-    whether these operators create a value or storage, which is then new in each copy.
+    ``values`` and ``storages`` map the graph's to the copy's. ``is_made``: whether these
+    operators create a value or storage, which is then new in each copy.
     """
 
     is_made: Callable[[int], bool]  # of values
@@ -63,10 +61,7 @@ def expand(
     layers: Sequence[StandIn],
     updates: Sequence[PerWeight],
 ) -> Graph:
-    """The graph with all layers and weight updates; ``graph`` is not changed.
-
-    ``registered``: the values and storages before the first operator.
-    """
+    """The graph with all layers and weight updates; ``registered``: what was before operators."""
     if not layers and not updates:
         return graph
     return _Expansion(graph, registered, layers, updates).expand()
@@ -279,9 +274,9 @@ class _Expansion:
 
     def _value(self, number: int, copy: _Copy) -> int:
         """The value of a copy that corresponds to a value of the graph."""
-        known = copy.values.get(number)
-        if known is not None:
-            return known
+        copied = copy.values.get(number)
+        if copied is not None:
+            return copied
         if not copy.is_made(number):
             copy.values[number] = self._value(number, self.all)
             return copy.values[number]
@@ -305,9 +300,9 @@ class _Expansion:
         return self.new.values[self._value(value, self.all)].storage
 
     def _storage(self, number: int, copy: _Copy) -> int:
-        known = copy.storages.get(number)
-        if known is not None:
-            return known
+        copied = copy.storages.get(number)
+        if copied is not None:
+            return copied
         if not copy.is_made(self.made_at[number]):
             copy.storages[number] = self._storage(number, self.all)
             return copy.storages[number]

@@ -1,8 +1,8 @@
 """Equal layers are captured once: the first and the last of a group run, the others stand in.
 
-A layer that stands in runs nothing. In the graph it is one operator, `FORWARD`, with the layer's
-inputs and with results of the first layer's shapes, and another, `BACKWARD`, in the backward.
-`ipu_exec.capture.layers.expand` replaces them with the operators that the last layer ran. If any
+In the graph a layer that stands in is one operator, `FORWARD`, with the layer's inputs and
+results of the first layer's shapes, and one in the backward, `BACKWARD`.
+`ipu_exec.capture.layers.expand` replaces them with the operators that the last layer ran. If a
 condition for that is not met, `NotRepeatable` is raised, and the model is captured in full.
 """
 
@@ -213,7 +213,7 @@ class Repeats:
 
     def _whole(self, tensor: torch.Tensor, first_value: int) -> bool:
         """Whether a tensor was created in the layer and fills its storage."""
-        value = self.recorder.known(tensor)
+        value = self.recorder.recorded_value(tensor)
         if value is None or value < first_value:
             return False
         storage = self.recorder.storage(value)
@@ -268,10 +268,7 @@ class Repeats:
         return layer
 
     def finish(self, fakes: Mapping[str, torch.Tensor]) -> None:
-        """Match the layers that stand in with those that ran, and assign their weights' gradients.
-
-        ``fakes``: the weights by name.
-        """
+        """Match layers that stand in with those that ran; give weights (``fakes``) gradients."""
         for group, one in enumerate(self.groups):
             if group not in self._last:
                 continue
@@ -318,12 +315,12 @@ class Repeats:
         graph, backward = self.recorder.graph, like.backward
         if backward is None:
             return []
-        known = {*like.inputs, *like.gradients_in.values()}
+        own = {*like.inputs, *like.gradients_in.values()}
         read = dict.fromkeys(v for op in backward.ops for v in graph.ops[op].inputs)
         return [
             v
             for v in read
-            if v not in known
+            if v not in own
             and v not in backward.values
             and v not in like.forward.values
             and graph.storages[graph.values[v].storage].role == Role.GRADIENT
@@ -402,7 +399,7 @@ class _Standing:
     key: Hashable
     given: _Given
     inputs: int = 0  # tensors of the layer
-    found: StandIn | None = None
+    operator: StandIn | None = None
 
     def anchored(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs, and a weight if none of them has a gradient: the results still have one."""
@@ -421,18 +418,19 @@ class _Standing:
                 for shape, stride, dtype, _ in self.given.tensors
             )
         op = recorder.stand_in(FORWARD, inputs, results)
-        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, results)), op)
-        self.repeats.stand_ins.append(self.found)
+        place, made = self.place, tuple(map(recorder.value, results))
+        self.operator = StandIn(place, self.key, inputs, made, op)
+        self.repeats.stand_ins.append(self.operator)
         return results
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The gradient of each input, with the shape that the layer that ran returned."""
-        repeats, recorder, stand_in = self.repeats, self.repeats.recorder, self.found
+        repeats, recorder, stand_in = self.repeats, self.repeats.recorder, self.operator
         like = repeats.backward_of(self.group)
         came = {index for index, gradient in enumerate(gradients) if gradient is not None}
         if stand_in is None or came != like.gradients_in.keys():
             raise NotRepeatable(f"other results of {self.place.path} are used than of its like")
-        known = [None if g is None else recorder.value(g) for g in gradients]
+        recorded = [None if g is None else recorder.value(g) for g in gradients]
         values = recorder.graph.values
         results: list[torch.Tensor | None] = []
         with recorder.paused():
@@ -440,9 +438,9 @@ class _Standing:
                 value = like.gradients_out.get(index)
                 results.append(None if value is None else _empty(values[value]))
         stand_in.backward_op = recorder.stand_in(
-            BACKWARD, [v for v in known if v is not None], [g for g in results if g is not None]
+            BACKWARD, [v for v in recorded if v is not None], [g for g in results if g is not None]
         )
-        stand_in.gradients_in = tuple(known)
+        stand_in.gradients_in = tuple(recorded)
         stand_in.gradients_out = tuple(None if g is None else recorder.value(g) for g in results)
         return results
 

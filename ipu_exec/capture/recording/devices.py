@@ -1,9 +1,8 @@
 """The device "ipu" in a model's forward, and tensors there that are not on it.
 
-PopTorch has a device of that name: tensors that torch's own functions make in a forward are made on
-it, others are moved there by ``.to("ipu")``, and an operator that meets one on the CPU is refused.
-Here all tensors are on the CPU, so that ``device="ipu"`` means that; what PopTorch would find on
-the CPU is told from where a tensor comes.
+In PopTorch, torch's own functions in a forward make tensors on that device, ``.to("ipu")`` moves
+others there, and an operator that meets one on the CPU is refused. Here all tensors are on the
+CPU, ``device="ipu"`` too; where a tensor comes from tells what PopTorch would find on the CPU.
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ class Devices(TorchFunctionMode):
 
     @property
     def makes_on_cpu(self) -> bool:
-        """Whether the tensor being made is on PopTorch's CPU as no torch function makes it.
+        """Whether PopTorch makes this tensor on the CPU: in no torch function.
 
         ``torch.LongTensor([1, 0])`` calls a class, which PopTorch does not intercept.
         """
         return not self._running or self._running[-1] in _LEFT_ON_CPU
 
     def was_asked(self, tensor: torch.Tensor) -> bool:
-        """Whether the model read where a tensor is, as one does that moves it where it has to be.
-
-        The answer differs from the IPU's tensors in PopTorch, and does not here.
-        """
+        """Whether the model read where a tensor is, to move it: PopTorch answers otherwise."""
         return id(tensor) in self._asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,8 +75,8 @@ class Devices(TorchFunctionMode):
 def _lifted(tensor: torch.Tensor) -> torch.Tensor:
     """A constant that the capture meets from here on.
 
-    Inside `torch.vmap`, as in Hugging Face's attention masks, what a function is given is a wrapper
-    around a tensor of the capture: that one is met already, and vmap has no rule for lifting it.
+    Inside `torch.vmap`, as in Hugging Face's attention masks, arguments wrap tensors of the
+    capture: those are met already, and vmap has no rule for lifting them.
     """
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return tensor
@@ -88,10 +84,7 @@ def _lifted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_anothers(item: Any) -> bool:
-    """Whether it says where another tensor is, which in PopTorch is the IPU.
-
-    A device, rather than its name, is that of a tensor.
-    """
+    """Whether it says where another tensor (PopTorch: the IPU) is: a device, not its name."""
     return isinstance(item, torch.Tensor | torch.device)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +16,51 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ipu_exec.base.optimiser_attributes import take_step
-from ipu_exec.capture.recording.torch_versions import fake_copy, first_state
+
+# -- What differs between the releases of PyTorch that are supported (docs/versions.md) ---
+
+
+def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same shape, strides and dtype, in a storage of their extent.
+
+    PyTorch's own copy of a slice (a micro-batch) has the whole's storage from 2.14 on.
+    """
+    fake = mode.from_tensor(tensor.detach())
+    if fake.layout is not torch.strided or fake.untyped_storage().nbytes() <= _reach(fake):
+        return fake
+    with mode:
+        return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device)
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a strided tensor to its last."""
+    if not tensor.numel():
+        return 0
+    ends = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in ends)) * tensor.element_size()
+
+
+def first_state(
+    mode: FakeTensorMode, optimizer: torch.optim.Optimizer
+) -> collections.defaultdict[torch.Tensor, dict[str, Any]]:
+    """An optimiser's state before its first step: none, except for Adagrad before PyTorch 2.12."""
+    state: collections.defaultdict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
+    if not isinstance(optimizer, torch.optim.Adagrad) or not adagrad_begins_with_state():
+        return state
+    with mode:
+        for group in optimizer.param_groups:
+            start = group.get("initial_accumulator_value", 0)
+            for parameter in group["params"]:
+                step, total = torch.tensor(0.0), torch.full_like(parameter, start)
+                state[parameter] = {"step": step, "sum": total.detach()}
+    return state
+
+
+@cache
+def adagrad_begins_with_state() -> bool:
+    """Whether a new Adagrad has state already."""
+    return bool(torch.optim.Adagrad([torch.zeros(1)]).state)
+
 
 _HOST = torch.device("cpu")
 _TORCHS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -22,7 +68,7 @@ _TORCHS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Inside, PyTorch does not print its traceback of an operator that fails on fake tensors.
+    """Inside, PyTorch prints no traceback of an operator that fails on fake tensors.
 
     The error itself says what is wrong, and the operator may be one of an attempt.
     """
@@ -51,8 +97,8 @@ class FakeTensors:
     def alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor on the host of the same shape, strides and dtype.
 
-        It is made as `FakeTensorMode` makes one, but not seen by it, in an eighth of the time: a
-        model has thousands of them.
+        `FakeTensorMode` does not see it, which takes an eighth of the time, for thousands of
+        them.
         """
         with no_dispatch():
             content = torch.empty_strided(
@@ -81,19 +127,16 @@ class FakeTensors:
             return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The same optimiser over the fake parameters.
-
-        It takes one tensor at a time, so that each update is seen.
-        """
+        """The same optimiser over the fake parameters, tensor by tensor, so each update is seen."""
         copy = object.__new__(type(optimizer))
         copy.__dict__.update(optimizer.__dict__)
         # a learning-rate scheduler's wrapper holds on to the real one
         copy.__dict__.pop("step", None)
         groups = []
         for group in optimizer.param_groups:
-            known = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
+            fakes = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
             single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
-            groups.append({**group, "params": known, **single})
+            groups.append({**group, "params": fakes, **single})
         copy.param_groups = groups
         copy.state = first_state(self.mode, copy)
         return copy
@@ -102,7 +145,7 @@ class FakeTensors:
 def make_state(
     fakes: FakeTensors, optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor]
 ) -> None:
-    """Run one step of a fake optimiser to create its state, which every later step then finds.
+    """Run one step of a fake optimiser to create the state that every later step finds.
 
     ``trained``: the parameters that it updates; their gradients are not changed.
     """

@@ -51,19 +51,16 @@ def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
 
 
 def _of_one_node(graph: Graph, op: OpNode) -> list[int]:
-    """The operator, and those DTensor's call of it ran before: it divides a bias by the shards.
-
-    The gradients are those of the call's first operator.
-    """
+    """The operator, and DTensor's divisions of a bias before it, which own the call's gradients."""
     makers = (graph.values[value].producer for value in op.inputs)
     divides = (m for m in makers if m >= 0 and graph.ops[m].aten == _DIVIDES)
     return [op.id, *(m for m in divides if graph.ops[m].module == op.module)]
 
 
 def _planned_maker(graph: Graph, value: int) -> OpNode | None:
-    """The product or gather that made a value, or None where another operator did.
+    """The product or gather that made a value, or None if another operator did.
 
-    Views, casts, collectives of shards and the addition of a bias in between are looked through.
+    Views, casts, collectives of shards and the addition of a bias in between are skipped.
     """
     while (producer := graph.values[value].producer) >= 0:
         op = graph.ops[producer]

@@ -1,9 +1,9 @@
 """Python's reads of a tensor's content while a model is captured, when it has none.
 
-A fake tensor has a shape and no memory. PyTorch's own copy, pickle or conversion to NumPy would
-leave a tensor on memory that does not exist, or raise an error that names nothing of the user's.
-Inside, copies are clones, a pickle keeps shape and dtype, and a constant of the forward, whose
-content is known, is returned in full. Anything else is an Error with the user's line.
+PyTorch's own copy, pickle or conversion to NumPy of a fake tensor would be a tensor on memory
+that does not exist, or an error without the user's line. Inside, copies are clones, a pickle has
+shape and dtype, and a constant of the forward, whose content is known, is returned in full.
+Anything else is an Error with the user's line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ipu_exec.errors import Error
 _CONSTANT = "_ipu_exec_constant"  # what a fake tensor was made of, and its version then
 
 
-def keep_constant(tensor: torch.Tensor, content: torch.Tensor) -> None:
+def note_constant(tensor: torch.Tensor, content: torch.Tensor) -> None:
     """Note that ``tensor`` is a constant of the forward with that content."""
     setattr(tensor, _CONSTANT, (content, tensor._version))
 

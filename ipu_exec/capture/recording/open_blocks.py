@@ -1,8 +1,7 @@
 """The Block, name scopes, attributes and MultiConv that are open in the model's forward.
 
-`ipu_exec.annotations` and `ipu_exec.ops` open them, and the recorder reads them. This is the only
-global state, because PopTorch's annotations are used inside a model's ``forward``, which has no
-argument to pass it in. `current_block` reads it, `reset_blocks` starts a capture.
+`ipu_exec.annotations` and `ipu_exec.ops` open them, the recorder reads them: the only global
+state, because a ``forward`` has no argument to pass it in.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
 
 
 def name_scopes() -> list[str]:
-    """The scopes that are open, outermost first: modules (pushed by the capture) and `NameScope`s.
-
-    The list is the live one, not a copy.
-    """
+    """The open scopes, outermost first, modules' and `NameScope`s': the live list, not a copy."""
     return OPEN.scopes
 
 

@@ -1,7 +1,4 @@
-"""Where a recorded call comes from: the user's line, the module and the forward operator.
-
-A backward call has the forward operator whose gradient it computes.
-"""
+"""Origins of a recorded call: the user's line, the module and the (gradient's) forward operator."""
 
 from __future__ import annotations
 
@@ -46,10 +43,7 @@ def source_line() -> SourceLine:
 
 @contextlib.contextmanager
 def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[None]:
-    """Inside, ``scopes`` is the path of the module being called, outermost first.
-
-    On leaving, ``scopes`` is restored.
-    """
+    """Inside, ``scopes`` is the path of the module being called, outermost first."""
     names = {id(module): name for name, module in model.named_modules()}
     paths: list[str] = []
     outside = list(scopes)
@@ -86,16 +80,13 @@ class AutogradNodes:
         self._sequence: list[int] = []  # the numbers in order
 
     def newest_is_of(self, op: int) -> None:
-        """Attribute the newest node to this forward op, unless it is known to belong to another."""
+        """Attribute the newest node to this forward op, unless it belongs to another."""
         sequence = torch._C._autograd._get_sequence_nr() - 1
         if sequence >= 0 and sequence not in self._ops:
             self._ops[sequence] = op
             bisect.insort(self._sequence, sequence)
 
     def forward_op(self, node: Any) -> int:
-        """The forward operator that created an autograd node, or -1 if there is none.
-
-        For an autograd.Function that ran no operator it is the last one before it.
-        """
+        """The forward operator of an autograd node, or -1: the last one up to its number."""
         before = bisect.bisect_right(self._sequence, node._sequence_nr())
         return self._ops[self._sequence[before - 1]] if before else -1

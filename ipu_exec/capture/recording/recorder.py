@@ -1,8 +1,8 @@
 """The recorder: writes each ATen call that runs while it is entered into a `Graph`.
 
-A forward operator belongs to the Block open at that moment. A backward operator is found by the
-autograd node that is running: its sequence number was taken when the forward operator made it
-(docs/decisions.md#capture-by-running).
+A forward operator belongs to the open Block. A backward operator is traced to its forward
+operator by the autograd node that is running: its sequence number was taken when the forward
+operator made it (docs/decisions.md#capture-by-running).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.base.context import refuse
 from ipu_exec.capture.control_flow import in_argument_check, in_metric
 from ipu_exec.capture.recording.devices import Devices
-from ipu_exec.capture.recording.no_content import keep_constant
+from ipu_exec.capture.recording.no_content import note_constant
 from ipu_exec.capture.recording.open_blocks import (
     attributes,
     block_ended,
@@ -112,10 +112,10 @@ class _Arguments:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes each ATen call into ``graph``. ``direction`` says what the step is doing now.
+    """Writes each ATen call into ``graph``; ``direction`` says what the step is doing now.
 
-    ``contents``: what the forward reads off tensors, in order; fake tensors hold nothing.
-    ``devices``: tells what a forward makes on the CPU, where that is to be refused.
+    ``contents``: what the forward reads off tensors. ``devices``: which are on the CPU, if
+    refused.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class Recorder(TorchDispatchMode):
         """The storage that a value lies in."""
         return self.graph.storages[self.graph.values[value].storage]
 
-    def known(self, tensor: torch.Tensor) -> int | None:
+    def recorded_value(self, tensor: torch.Tensor) -> int | None:
         """The value of a tensor that was recorded before, else None."""
         return self._values.get(id(tensor))
 
     def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
         """The value of a tensor; a new one for a tensor, or a view, not recorded before."""
         tensor = own_share(tensor)
-        known = self._values.get(id(tensor))
-        if known is not None:
-            return known
+        recorded = self._values.get(id(tensor))
+        if recorded is not None:
+            return recorded
         _check_supported(tensor)
         storage = self._storage_of(tensor)
         self._alive.append(tensor)
@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):
         self.multi_convs.clear()
 
     def modules(self, model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Keep the path of the modules being called while the step runs."""
+        """Track the path of the modules being called while the step runs."""
         return following_modules(model, self._scopes)
 
     # -- calls ---
@@ -248,7 +248,7 @@ class Recorder(TorchDispatchMode):
             self.record(func, name, args, kwargs, out)
         elif name == _LIFT:
             if type(args[0]) in _REAL:
-                keep_constant(out, args[0])
+                note_constant(out, args[0])
             if self._devices is not None and self._devices.makes_on_cpu:
                 self._left_on_cpu(out)
         return out
@@ -286,10 +286,7 @@ class Recorder(TorchDispatchMode):
             ) from None
 
     def read_content(self, tensor: torch.Tensor) -> float:
-        """The number that a model or an optimiser reads off a tensor.
-
-        Raises ContentError where the content is not known.
-        """
+        """The number that a model or optimiser reads off a tensor; ContentError if unknown."""
         # Optimisers read their step counter on the host; every step costs the same.
         if self.direction == Direction.UPDATE:
             return _ANY_NUMBER
@@ -349,7 +346,7 @@ class Recorder(TorchDispatchMode):
         self._alive.append(tensor)
 
     def _check_devices(self, aten: str, given: _Arguments, source: SourceLine, out: Any) -> None:
-        """Refuse an operator of tensors on the IPU and others; of others alone the CPU runs it."""
+        """Refuse an operator of IPU and other tensors; the CPU runs it on others alone."""
         if self.direction != Direction.FORWARD or aten in _FROM_CPU:
             return
         if len(given.on_cpu) == len(given.inputs):
@@ -426,7 +423,7 @@ class Recorder(TorchDispatchMode):
                 )
 
     def _note_annotations(self, op: OpNode) -> None:
-        """An operator behind the last Block, and one inside a MultiConv."""
+        """Note an operator behind the last Block, and one inside a MultiConv."""
         if self.direction != Direction.FORWARD:
             return
         if op.aten.startswith(_NOT_UPSAMPLED):
@@ -490,8 +487,8 @@ class Recorder(TorchDispatchMode):
     def _origin(self) -> Origin:
         """The origin of the call being recorded."""
         if self.direction == Direction.FORWARD:
-            # also where no gradient is asked for: what an autograd.Function runs belongs to its
-            # node, which is there
+            # also without a gradient: an autograd.Function's operators belong to its node, which
+            # exists
             self._nodes.newest_is_of(len(self.graph.ops))
             return Origin(-1, self.open_block(), self.scope, source_line())
         if self.direction == Direction.BACKWARD:
@@ -511,10 +508,7 @@ class Recorder(TorchDispatchMode):
         return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
 
     def _forward_op(self, node: Any) -> int:
-        """The forward operator of an autograd node.
-
-        For the accumulation of a gradient it is the first operator that used the weight.
-        """
+        """The forward operator of an autograd node (of an accumulation: the weight's first use)."""
         if node is None:
             return -1
         if node.name() != _ACCUMULATE:
@@ -532,11 +526,11 @@ class Recorder(TorchDispatchMode):
         return self._blocks[use]
 
     def _begun_block(self, user_id: str, ipu_id: int | None) -> int:
-        """The Block of a use that was not met yet: a name's uses on other IPUs are Blocks apart."""
-        known = next((block for block in self.graph.blocks if block.user_id == user_id), None)
-        if known is not None and ipu_id in (None, known.ipu_id):
-            return known.id
-        name = user_id if known is None else f"{user_id}@IPU{ipu_id}"
+        """The Block of a first use; a name's uses on other IPUs are separate Blocks."""
+        first = next((block for block in self.graph.blocks if block.user_id == user_id), None)
+        if first is not None and ipu_id in (None, first.ipu_id):
+            return first.id
+        name = user_id if first is None else f"{user_id}@IPU{ipu_id}"
         self.graph.blocks.append(BlockInfo(len(self.graph.blocks), name, ipu_id, user_id))
         return self.graph.blocks[-1].id
 

@@ -1,9 +1,7 @@
-"""Run a model and leave it as it was: its buffers, and what its Python keeps besides.
+"""Run a model and leave it as it was: its buffers and Python attributes.
 
-A model is run once more than its user asked for where it is captured or where what it reads off
-tensors is found. What the forward appends to a list or counts then must not be seen afterwards. A
-copy of the model would do, but not every model can be copied: a LightningModule's copy loses its
-trainer.
+Models run once more for a capture, or to find what they read off tensors; what the forward
+appends or counts then must not remain. Not every model can be copied instead (LightningModule).
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ _Undo = Callable[[], Any]
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model may run; afterwards its modules' attributes and buffers are what they were.
+    """Inside, the model may run; then its modules' attributes and buffers are restored.
 
-    Lists, dicts, sets, deques and tensors are put back with what they held, other objects (and
-    tensors in lists) only as such. Weights are not looked at: a forward does not change them.
+    Lists, dicts, sets, deques and tensors get their contents back, other objects (and tensors in
+    lists) only their places. A forward does not change weights.
     """
     undo = [_attributes(module) for module in model.modules()]
     try:
@@ -39,10 +37,9 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model may be captured; tensors beside its buffers are then what they were.
+    """Inside, the model may be captured; other tensors than its buffers are restored.
 
-    PyTorch computes with real tensors for real, also where fake ones stand for a model's own. An
-    attribute that the forward set to a fake tensor is what it was, too.
+    So are attributes that the forward set to a fake tensor. PyTorch computes with real ones.
     """
     before = [(vars(module), dict(vars(module))) for module in model.modules()]
     beside = [value for module in model.modules() for value in vars(module).values()]
@@ -92,44 +89,45 @@ def _state(value: Any) -> _Undo:
 
 
 def _plain_tensor(value: object) -> bool:
-    known = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-    return known and not isinstance(value, FakeTensor)
+    tensor = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return tensor and not isinstance(value, FakeTensor)
 
 
 def _tensor(tensor: torch.Tensor) -> _Undo:
     # Also while fake tensors stand for the others: of real ones alone PyTorch computes for real.
     with _disable_current_modes():
-        held = tensor.detach().clone()
+        content = tensor.detach().clone()
 
     def put_back() -> torch.Tensor:
         with _disable_current_modes(), torch.no_grad():
-            if not torch.equal(tensor, held):  # a batch norm does not count its version up
-                tensor.copy_(held)
+            if not torch.equal(tensor, content):  # a batch norm does not count its version up
+                tensor.copy_(content)
         return tensor
 
     return put_back
 
 
-def _mapping(found: dict[Any, Any]) -> _Undo:
-    items = {key: _state(value) for key, value in found.items()}
+def _mapping(mapping: dict[Any, Any]) -> _Undo:
+    items = {key: _state(value) for key, value in mapping.items()}
 
     def put_back() -> dict[Any, Any]:
         restored = {key: restore() for key, restore in items.items()}
-        if restored.keys() != found.keys() or any(found[key] is not restored[key] for key in found):
-            found.clear()
-            found.update(restored)
-        return found
+        same = restored.keys() == mapping.keys()
+        if not same or any(mapping[key] is not restored[key] for key in mapping):
+            mapping.clear()
+            mapping.update(restored)
+        return mapping
 
     return put_back
 
 
-def _collection(found: Any) -> _Undo:
-    items = [_state(value) for value in found]
+def _collection(collection: Any) -> _Undo:
+    items = [_state(value) for value in collection]
 
     def put_back() -> Any:
         restored = [restore() for restore in items]
-        found.clear()
-        (found.update if isinstance(found, set) else found.extend)(restored)
-        return found
+        collection.clear()
+        (collection.update if isinstance(collection, set) else collection.extend)(restored)
+        return collection
 
     return put_back

@@ -1,11 +1,8 @@
-"""float16 next to float32 in a model's forward: half-float casting and running statistics.
+"""float16 next to float32 in a model's forward: ``halfFloatCasting`` and running statistics.
 
-Implements the options ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat``.
-
-PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
-promotes those of products and norms too, and casts weights of layers to the dtype of their input,
-which PyTorch refuses (`Casting.promoted`); in a model without such nothing here is active.
+PopTorch since 3.0 follows PyTorch by default: mixed operands are promoted, running statistics
+have the model's dtype (graphcore/poptorch, python/options.py). It also promotes those of products
+and norms and casts weights to their input's dtype, which PyTorch refuses (`Casting.promoted`).
 """
 
 from __future__ import annotations
@@ -40,10 +37,7 @@ _OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 
 
 class Casting(TorchFunctionMode):
-    """While entered, a model computes with the dtypes that the options ask for.
-
-    ``promoted``: whether an operator to which `Promotion` applies mixed float16 and float32.
-    """
+    """While entered, a model computes in the options' dtypes; ``promoted``: `Promotion` applied."""
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
         super().__init__()
@@ -61,19 +55,15 @@ class Casting(TorchFunctionMode):
                 return self._batch_norm(*args, **kwargs)
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.endswith("__")
-        if self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs:
-            dtypes = {
-                leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-            }
-            if {torch.float16, torch.float32} <= dtypes:
-                args, kwargs = tree_map(_half, (args, kwargs))
-        elif cast := _cast_of(name, args[0] if args else kwargs.get("input")):
+        downcasts = self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs
+        cast = _half if downcasts else _cast_of(name, args[0] if args else kwargs.get("input"))
+        if cast is not None:
             dtypes = {
                 leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
             }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(cast, (args, kwargs))
-                self.promoted = True
+                self.promoted |= not downcasts
         return func(*args, **kwargs)
 
     def _batch_norm(
@@ -124,10 +114,8 @@ class Casting(TorchFunctionMode):
         _, exact = self._exact.get((id(tensor), self.replica), (tensor, tensor.float()))
         if not torch.equal(exact.half(), tensor):
             exact = tensor.float()
-        self._exact[id(tensor), self.replica] = (
-            tensor,
-            exact,
-        )  # both are kept: an id is good as long as its tensor
+        # both are stored: an id is valid as long as its tensor
+        self._exact[id(tensor), self.replica] = (tensor, exact)
         return exact
 
 
@@ -146,10 +134,7 @@ def _has_mixed_parameters(
 
 
 def _cast_of(function: str, first: Any) -> Callable[[Any], Any] | None:
-    """PopTorch's cast of a torch function's float operands if their dtypes differ.
-
-    ``first``: the function's first operand.
-    """
+    """PopTorch's cast of float operands of unequal dtypes. ``first``: the first operand."""
     promotion = info(f"aten.{_OPERATOR_METHODS.get(function, function)}").promotion
     if promotion is Promotion.OPERANDS:
         return _float

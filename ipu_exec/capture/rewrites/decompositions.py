@@ -1,7 +1,7 @@
 """Decompositions of operators that have no lowering into operators that have one.
 
-A lowering of the whole operator, including a user's, takes precedence; then come the decompositions
-here, then PyTorch's own decompositions to its core operators.
+A lowering of the whole operator, including a user's, takes precedence; then come these
+decompositions, then PyTorch's to its core operators.
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition(func: Any) -> Decomposition | None:
-    """The function to call instead of the operator ``func`` (an ``OpOverload``).
-
-    None if the operator is recorded as it is.
-    """
+    """The function to call instead of ``func`` (an ``OpOverload``); None: record it as it is."""
     name = str(func)
     if name.startswith("torch_nn.") and not has_lowering(name):
         return _body(func)
     if not name.startswith("aten.") or has_lowering(name):
         return None
-    if _is_composite(
-        func
-    ):  # met inside another decomposition only: before, PyTorch takes them apart itself
+    if _is_composite(func):  # only inside another decomposition: PyTorch has decomposed the rest
         whole: Decomposition = func.decompose
         return whole
     return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
@@ -39,10 +34,7 @@ def decomposition(func: Any) -> Decomposition | None:
 
 @cache
 def _body(func: Any) -> Decomposition | None:
-    """The Python function of an operator that torch.nn defines itself.
-
-    The linear layer and its loss that are computed in chunks are such an operator.
-    """
+    """The Python function of an operator that torch.nn defines (linear and loss in chunks)."""
     from torch._library.custom_ops import OPDEFS
 
     definition = OPDEFS.get(func.name())
@@ -58,8 +50,8 @@ def _is_composite(func: Any) -> bool:
 def _core() -> dict[Any, Decomposition]:
     """PyTorch's decompositions to its core operators, but for those of composite operators.
 
-    Its public function looks up every composite operator of every library in ``torch.ops`` for
-    these, which fails where a library put something else there.
+    Its public function looks up those in ``torch.ops`` for every library, which fails where a
+    library put something else there.
     """
     from torch._decomp import _core_aten_decompositions_post_autograd
 
@@ -76,10 +68,7 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """nn.Bilinear's product of three tensors, summed over ``sumdim``.
-
-    Each tensor lacks the dimensions along which it is expanded.
-    """
+    """nn.Bilinear's product of three tensors, each lacking its expanded dimensions, summed."""
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
 
@@ -141,10 +130,7 @@ def multi_margin_gradient(
     weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """The gradient of sum_i max(0, margin - x[y] + x[i])^p / classes.
-
-    It is the sign pattern, less its sum at the target.
-    """
+    """The gradient of sum_i max(0, margin - x[y] + x[i])^p / classes: signs less their sum at y."""
     rows, row = _rows(scores), target.reshape(-1, 1)
     violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
     slope = (violation > 0).to(scores.dtype) if p == 1 else violation * 2
@@ -202,10 +188,7 @@ def embedding_bag_gradient(  # noqa: PLR0913 - ATen's signature
     weights: torch.Tensor | None = None,
     padding: int = -1,
 ) -> torch.Tensor:
-    """The dense gradient of an embedding bag: an IPU has no sparse tensors.
-
-    ``bags`` (the bag of each index) is empty after an eager sum.
-    """
+    """The dense gradient (an IPU has no sparse tensors); ``bags`` is empty after an eager sum."""
     if bags.numel() == 0:
         starts = indices.new_zeros(indices.shape[0] + 1).index_add(
             0, offsets, torch.ones_like(offsets)
@@ -227,8 +210,8 @@ def diagonal_scatter(
 def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
     """The indices of the first ``size`` non-zero elements: [size, dimensions].
 
-    It is the only variant of nonzero whose result has a fixed shape. A cumulative sum numbers the
-    elements, and each one's position is scattered to its number (surplus ones to one extra place).
+    Of the variants of nonzero only this has a fixed shape. A cumulative sum numbers the elements;
+    each position is scattered to its number (surplus ones to one extra place).
     """
     mask = (values != 0).reshape(-1)
     number = torch.where(mask, mask.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
@@ -244,7 +227,7 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def counts(
     values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """The number of occurrences of each of ``minlength`` values, as metrics use it: [minlength].
+    """The number of occurrences of each of ``minlength`` values: [minlength].
 
     The shape is fixed if no value is larger; the numbers are computed on the host in any case.
     """
@@ -266,10 +249,7 @@ def one_value(
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
-    """Apply nn.Embedding's max_norm to the table, in place.
-
-    Rows that are looked up are scaled to a norm of at most ``most``.
-    """
+    """Apply nn.Embedding's max_norm: scale looked-up rows to norm ``most`` or less, in place."""
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)
     norms = torch.linalg.vector_norm(rows, p, -1, keepdim=True)

@@ -1,7 +1,7 @@
 """Multi-convolutions: the convolutions of a ``with MultiConv()`` become one operator, as in PopART.
 
-Operators between them that depend on one of them run after it, all others before it. The operators
-that compute their gradients become one, too. `ipu_exec.lowering.products.multi_conv` plans it.
+Operators between them that depend on one of them run after it, all others before it. The
+operators of their gradients become one, too. `ipu_exec.lowering.products.multi_conv` plans it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""PopART's patterns that change the cost of a program.
+"""PopART's patterns that change the cost of a program, applied to the captured step.
 
-They rewrite the captured step before it is placed.
-
-The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
-they are added directly to the weight's accumulator (PopART's ``SparseAccumulate``, on by default),
-also if the weight is tied to a product's (``TiedGatherAccumulate``, off by default, as in PopART).
-The dense gradient, which has the table's size, is never created; the product's is added as soon as
-it is made, or has come to the stage of the accumulator, rather than wait for the rows.
+The gradient of an embedding is rows for the tokens that were looked up. With gradient
+accumulation they are added directly to the weight's accumulator (PopART's ``SparseAccumulate``,
+on by default), also if the weight is tied to a product's (``TiedGatherAccumulate``, off by
+default, as in PopART). The dense gradient, of the table's size, is never created; the product's
+is added once it is made, or has come to the accumulator's stage, without waiting for the rows.
 
 The weight's gradient of a serialised product is never whole either: each part is added to its
 slice of the accumulator before the next is computed ([POPART,
-willow/src/transforms/serializematmuls.cpp], ``serializeVarUpdate``: where nothing but transposes
-lie between the product and the update).
+willow/src/transforms/serializematmuls.cpp], ``serializeVarUpdate``: if only transposes lie
+between the product and the update).
 """
 
 from __future__ import annotations
@@ -211,7 +209,7 @@ def _replace(
 ) -> None:
     """Insert the ``changed`` and ``added`` operators, remove ``dropped`` ones and renumber all.
 
-    ``right_behind``: operators that come right behind another one, rather than where they were.
+    ``right_behind``: operators that move right behind another one.
     """
     remaining = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
     remaining += added

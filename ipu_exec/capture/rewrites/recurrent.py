@@ -1,7 +1,7 @@
-"""Recurrent layers in capture: one operator for each layer and direction, as popnn has them.
+"""Recurrent layers in capture: one operator for each layer and direction, as in popnn.
 
-PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a
-time step. The numbers are PyTorch's all the same: what is here runs on fake tensors only.
+A CPU's PyTorch decomposes a GRU, a plain RNN and a float16 LSTM into some twenty operators a time
+step. This runs on fake tensors only; the numbers are PyTorch's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from ipu_exec.base.context import replaced
 
 NAMESPACE = "ipu_rnn"
-# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward ([PL,
-# lib/popnn/Lstm.cpp], LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell before; [PL,
-# lib/popnn/Gru.cpp] with resetAfter: three gates and the candidate's recurrent part). A plain
-# layer's are its outputs.
+# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward
+# ([PL, lib/popnn/Lstm.cpp], LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell
+# before; [PL, lib/popnn/Gru.cpp] with resetAfter: three gates and the candidate's recurrent
+# part); for a plain layer, its outputs.
 KINDS = {"lstm": (4, 6), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
 _SIGNATURE = (
     "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, bool"
@@ -32,10 +32,7 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Shapes of a layer's outputs, last state, last cell, and what the backward needs.
-
-    These are [T, B, H], [B, H], [B, H] and [T, B, n H].
-    """
+    """Shapes of outputs [T, B, H], last state and cell [B, H], and the backward's [T, B, n H]."""
 
     def shapes(
         x: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any, h: Any, c: Any, keep: bool
@@ -144,10 +141,7 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement of torch's function while a model is captured.
-
-    Packed sequences, projections and empty batches still use torch's own.
-    """
+    """The replacement of torch's function, which packed sequences etc. still call, in capture."""
 
     def function(*args: Any) -> Any:
         if (
@@ -167,10 +161,7 @@ def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_layers() -> contextlib.AbstractContextManager[None]:
-    """Capture each recurrent layer as one operator.
-
-    It replaces torch's functions where nn.LSTM, nn.GRU and nn.RNN look them up.
-    """
+    """Capture each recurrent layer as one operator, where nn.LSTM, nn.GRU and nn.RNN look it up."""
     return replaced(
         {kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF
     )

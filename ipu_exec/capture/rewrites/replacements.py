@@ -1,8 +1,4 @@
-"""Replacements of torch's own functions while a model is captured.
-
-They replace functions for which PyTorch on a CPU runs other operators than an IPU would, or whose
-result's shape is not known beforehand.
-"""
+"""Replacements of torch's functions that run other operators, or have unknown shapes, on a CPU."""
 
 from __future__ import annotations
 
@@ -55,11 +51,10 @@ def _counted_classes() -> contextlib.AbstractContextManager[None]:
 def ctc_loss_of_longest_targets(
     scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten._ctc_loss on nothing, with room in its table for the longest target there can be.
+    """aten._ctc_loss on nothing, with room in its table for the longest possible target.
 
-    A fixed program must have it. ``scores``: [steps, batch, symbols], or [steps, symbols]; the
-    table is [batch, steps, 2 longest + 1]. ``lengths`` of targets are numbers, or a tensor that
-    nobody may read here.
+    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2
+    longest + 1]. ``lengths`` of targets are numbers, or a tensor that cannot be read here.
     """
     batch = scores.shape[1] if scores.dim() == 3 else 1
     longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
@@ -102,10 +97,7 @@ def _dense_embedding() -> contextlib.AbstractContextManager[None]:
 
 
 def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
-    """The mean of a CTC loss whose lengths are numbers.
-
-    PyTorch makes a tensor of them where no mode can see it.
-    """
+    """The mean of a CTC loss whose lengths are numbers, which PyTorch hides from modes."""
     apart = torch.ctc_loss
 
     def ctc_loss(
@@ -126,10 +118,7 @@ def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
 
 
 def _fused_dropout() -> contextlib.AbstractContextManager[None]:
-    """Dropout as one operator, as poprand has it.
-
-    On a CPU PyTorch makes a mask of the input's type and multiplies.
-    """
+    """Dropout as one operator, as in poprand; a CPU's PyTorch multiplies by a mask."""
     apart = torch.dropout
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -146,7 +135,7 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 def _without_fused_attention() -> Iterator[None]:
     """Make torch.nn's attention layers run the same operators in inference as in training.
 
-    PyTorch's fast path is one operator for a whole layer, whose products could not be told apart.
+    PyTorch's fast path is one operator for a whole layer, which hides its products.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -157,10 +146,9 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
-    """Make ``scaled_dot_product_attention`` run as its products and its softmax, as in PopTorch.
+    """Make ``scaled_dot_product_attention`` run as products and softmax, as in PopTorch.
 
-    PyTorch's fused operators keep no softmax for the backward and compute it again; PopTorch had
-    the operator's decomposition (``_scaled_dot_product_attention_math``), whose softmax is kept.
+    PyTorch's fused operators do not store the softmax for the backward, as PopTorch does.
     """
     return replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn)
 

@@ -1,7 +1,7 @@
-"""torch_scatter's reductions while a model is captured.
+"""torch_scatter's reductions while a model is captured, composed of PyTorch's operators.
 
-Its compiled operators access memory that a captured tensor does not have, and no dispatch mode sees
-what they do. PopTorch has a lowering of each; here they are composed of PyTorch's own operators.
+The library's compiled operators access memory that a captured tensor does not have, and no
+dispatch mode sees them. PopTorch has a lowering of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The parts of a program: bodies of bulk-synchronous steps, and the tree of all bodies.
 
-This module also turns a plan's steps into program steps: a sync of the tiles precedes each
-exchange, and a stream copy has a beginning and an end.
+Plans' steps become program steps: a sync precedes each exchange, a stream begins and ends.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goe
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``bytes`` of a storage that a step moves from one IPU of the replica to another.
-
-    If source and target are the same IPU, the bytes move between replicas.
-    """
+    """``bytes`` of a storage that move between IPUs of a replica; on one IPU, between replicas."""
 
     storage: int
     bytes: int
@@ -111,10 +107,9 @@ class Use:
 
 @dataclass(frozen=True)
 class Body:
-    """A piece of program that one IPU runs as a whole.
+    """A piece of program that one IPU runs as a whole; steps in ``loops`` run several times.
 
-    ``task`` is one of `ipuscope.profiler.timeline.schedule_types.TASKS`. Steps in ``loops`` run
-    several times.
+    ``task`` is one of `ipuscope.profiler.timeline.schedule_types.TASKS`.
     """
 
     name: str
@@ -144,10 +139,7 @@ class Body:
 
 @dataclass(frozen=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU.
-
-    Also holds the results of lowering and residency that later passes read.
-    """
+    """All bodies in program order on each IPU, and what later passes read of earlier ones."""
 
     bodies: tuple[Body, ...]
     layouts: Mapping[tuple[int, int], Layout]  # (storage, stage)
@@ -253,10 +245,7 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
 ) -> list[ProgramStep]:
-    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
-
-    ``nbytes`` is the size on each tile; ``purpose`` gives the direction.
-    """
+    """Begin, mid and end of a stream copy of ``nbytes`` a tile: docs/cycles.md#stream-copies."""
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
@@ -307,9 +296,9 @@ def slice_step(
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v).
+    """Cycles a tile to copy ``elements`` into or out of one slot: docs/cycles.md#gather.
 
-    See docs/cycles.md#gather.
+    25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements, v of them to 8 bytes.
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
@@ -332,9 +321,9 @@ def widened(plan: Plan, machine: Machine) -> Plan:
                 machine.whole, (step.bytes_in, step.bytes_out, step.fragments)
             )
             steps.append(Exchange(step.name, into, out, fragments, step.shared_bus))
-    held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
+    temporaries = tuple(replace(use, bytes=machine.whole(use.bytes)) for use in plan.temporaries)
     constants = None if plan.constants is None else machine.whole(plan.constants)
-    return replace(plan, steps=tuple(steps), temporaries=held, constants=constants)
+    return replace(plan, steps=tuple(steps), temporaries=temporaries, constants=constants)
 
 
 def step_name(op: str, step: str) -> str:

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ipu_exec.compiler.emission.bodies import Body, ProgramStep, Use, spent
-from ipu_exec.compiler.emission.loops import Loop
+from ipu_exec.compiler.emission.bodies import (
+    Body,
+    ProgramStep,
+    Use,
+    program_steps,
+    spent,
+    step_name,
+)
+from ipu_exec.compiler.emission.loops import Emitted, Loop, emitted
+from ipu_exec.compiler.placement.reads import read_operands
+from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.graph import OpNode
+from ipu_exec.lowering.plan import Plan
+from ipuscope.profiler.enums import Role
 
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """Collects the steps of a `Body` in order; `build` returns the finished body.
-
-    Only emission uses builders: later passes see immutable bodies.
-    """
+    """Collects the steps of a `Body` for emission; later passes only see what `build` returns."""
 
     name: str
     ipu: int
@@ -78,3 +87,73 @@ class BodyBuilder:
             self.touched,
             tuple(self.loops),
         )
+
+
+# -- The steps of operators in the bodies of a program, and the cycles that each operator takes ---
+
+
+@dataclass(frozen=True)
+class _Emission:
+    """What is emitted of a plan: the program steps of each part, not yet an operator's."""
+
+    of_plan: Emitted
+    steps: list[list[ProgramStep]]
+    cycles: int
+
+
+class OperatorSteps:
+    """Appends operators to bodies as planned. ``cycles``: cycles by operator."""
+
+    def __init__(self, mapping: TileMapping) -> None:
+        self.mapping = mapping
+        self.cycles: dict[int, int] = {}
+        self._emissions: dict[int, _Emission] = {}  # by id: the mapping has the plans
+
+    def append(self, op: OpNode, body: BodyBuilder) -> None:
+        """Append the operator's steps and record the storages that it uses meanwhile."""
+        plan = self.mapping.plans[op.id]
+        emission = self._emission(plan)
+        once = emission.of_plan
+        starts: list[int] = []  # position of the first step of each part
+        ends: list[int] = []  # and of the last
+        for part, part_name, steps in zip(once.parts, once.names, emission.steps, strict=True):
+            starts.append(len(body.steps))
+            for one in steps:
+                # a sync is named after the exchange that it precedes
+                name = step_name(op.name, part_name + one.name[len(plan.steps[part].name) :])
+                body.steps.append(one.in_operator(op.id, name, plan, part))
+            ends.append(body.last)
+        body.loops += [
+            Loop(starts[loop.first], ends[loop.stop - 1] + 1, loop.times) for loop in once.loops
+        ]
+        self.cycles[op.id] = emission.cycles
+        if not ends:
+            return
+        for index in read_operands(op):
+            last = ends[once.last_reads.get(index, -1)]
+            body.touch(self.mapping.storage(op.inputs[index]), ends[0], last)
+        for output in op.outputs:
+            if output is not None:
+                body.touch(self.mapping.storage(output), ends[-1], ends[-1])
+        for temporary in once.temporaries:
+            body.hold(
+                Use(
+                    step_name(op.name, temporary.name),
+                    Role.TEMPORARY,
+                    temporary.bytes,
+                    ends[temporary.first],
+                    ends[temporary.last],
+                    op.id,
+                    interleaved=temporary.interleaved,
+                    becomes_result=temporary.becomes_result,
+                )
+            )
+
+    def _emission(self, plan: Plan) -> _Emission:
+        if id(plan) not in self._emissions:
+            target = self.mapping.machine.target.name
+            once = emitted(plan)
+            steps = [program_steps(plan.steps[part], target) for part in once.parts]
+            cycles = [sum(step.cycles for step in some) for some in steps]
+            self._emissions[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
+        return self._emissions[id(plan)]

@@ -38,10 +38,10 @@ class Ring:
 def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int) -> list[Ring]:
     """The rings in which the replicas of several instances exchange a tensor, in order.
 
-    Replicas of an instance are adjacent, and so are the instances of a host. An all-reduce scatters
-    within the instance, scatters each replica's part across the instances of the host, reduces the
-    result across hosts, and gathers in reverse order (GCL's hierarchical collectives), so that slow
-    links only carry a part. A reduce-scatter is the first half of this, an all-gather the second.
+    Replicas of an instance are adjacent, and so are the instances of a host. An all-reduce
+    scatters within the instance, scatters each part across the host's instances, reduces across
+    hosts, and gathers in reverse order (GCL's hierarchical collectives), so that slow links carry
+    only a part. A reduce-scatter is the first half, an all-gather the second.
     """
     sizes = [
         (replicas // instances, " in an instance"),
@@ -63,10 +63,7 @@ def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int)
 
 
 class Collectives:
-    """Makes the steps of collectives (GCL's) between the same IPU of all replicas.
-
-    Replicas are consecutive, each on a power of two of IPUs.
-    """
+    """Makes the steps of GCL's collectives between the same IPU of all (consecutive) replicas."""
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
@@ -77,10 +74,7 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> BodyBuilder | None:
-        """Reduce all gradients over the replicas at once, before the weight update.
-
-        This is an all-reduce, or a reduce-scatter if each replica updates its part of the weight.
-        """
+        """All-reduce, or reduce-scatter for updates in parts, all gradients before the update."""
         if self.options.replicas == 1 or not self.graph.training:
             return None
         summed, scattered = self._reduced_together(ipu)
@@ -114,8 +108,8 @@ class Collectives:
     ) -> None:
         """One step in which replicas exchange storages (``where`` gives their stages).
 
-        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. If all replicas of several
-        instances take part, there is a step for each level of `rings_of_levels`.
+        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. All replicas of several
+        instances take a step for each level of `rings_of_levels`.
         """
         for (members, stride), mine in self._rings(where).items():
             each = {s: self.mapping.bytes([s], where[s]) for s in mine}
@@ -135,9 +129,9 @@ class Collectives:
     def share_statistics(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
         """All-reduce the two sums per channel of a batch norm over a group of replicas.
 
-        In the forward they are the sums for mean and variance, in the backward those for the
-        gradients of shift and scale: results 1 and 2 of the operator. A norm without shift and
-        scale has these sums too, laid out like its statistics.
+        They are for mean and variance in the forward, for the gradients of shift and scale in the
+        backward: results 1 and 2 of the operator. A norm without shift and scale has these sums
+        too, laid out like its statistics.
         """
         group = self.options.norm_group
         if group == 1 or not info(op.aten).over_batch or not takes_statistics(op.aten, op.args):
@@ -162,10 +156,9 @@ class Collectives:
         ipu: int,
         name: str,
     ) -> ProgramStep:
-        """One exchange over one ring.
+        """One exchange over one ring of R replicas; ``nbytes``: of the whole tensors on each tile.
 
-        In a ring of R replicas each sends and receives (R - 1) / R of the bytes exchanged; an
-        all-reduce is a scatter and a gather. ``nbytes``: bytes of the whole tensors on each tile.
+        Each sends and receives (R - 1) / R of the bytes, twice in an all-reduce.
         """
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
         shards = self.options.shards
@@ -197,10 +190,7 @@ class Collectives:
         )
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the ring of replicas that exchange them.
-
-        A key is the number of replicas in the ring and the stride between them.
-        """
+        """Storages by the (members, stride) of the ring of replicas that exchange them."""
         rings: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
             grouping = grouping_of(self.graph, storage_id, self.options.groupings)

@@ -1,8 +1,8 @@
 """Emission: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its tiles.
 
 A body is the unit that the schedule places in time: a stage's forward or backward, the weight
-update, streams from and to the host, copies between IPUs, or a sync. The bodies of an IPU are
-ordered, which gives every step a *position*; liveness is defined over positions
+update, streams from and to the host, copies between IPUs, or a sync. The order of an IPU's bodies
+gives every step a *position*; liveness is defined over positions
 (docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from ipu_exec.compiler.emission.bodies import ProgramStep, ProgramTree, slice_step
-from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.body_builder import BodyBuilder, OperatorSteps
 from ipu_exec.compiler.emission.collectives import Collectives
-from ipu_exec.compiler.emission.operator_steps import OperatorSteps
 from ipu_exec.compiler.emission.pipelined_phases import PipelinedPhases
 from ipu_exec.compiler.emission.transfers import Transfers
 from ipu_exec.compiler.emission.update_exchanges import wait_for_senders
@@ -50,9 +49,8 @@ class _Emitter:
         self.parallel = options.strategy.parallel_phases
         self.stages = range(len(self.placement.stages))
         self.ipus = range(self.placement.num_ipus)
-        self.there: dict[
-            tuple[str, int], set[int]
-        ] = {}  # direction and stage -> what was brought to the chip for it
+        # direction and stage -> what was brought to the chip for it
+        self.there: dict[tuple[str, int], set[int]] = {}
         self.parts: dict[tuple[int, int], Layout] = {}
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
@@ -152,11 +150,7 @@ class _Emitter:
     # -- forward, backward, update ---
 
     def _forward(self, stage: int) -> BodyBuilder:
-        """The forward of a stage.
-
-        A tensor is copied to its stash as soon as it is computed, so that two copies of it exist
-        for as short as possible.
-        """
+        """The forward of a stage: tensors are stashed at once, to exist twice only briefly."""
         body = self._body(f"stage {stage} forward", stage, schedule_types.FORWARD)
         traffic = self.residency.traffic.get((Direction.FORWARD, stage))
         if traffic is not None:
@@ -173,11 +167,9 @@ class _Emitter:
         return body
 
     def _backward(self, stage: int) -> list[BodyBuilder]:
-        """The bodies of a stage's backward.
+        """The bodies of a stage's backward, a new one where it turns to recomputation or back.
 
-        A new body begins wherever it switches between recomputation and operators of the backward.
-        A stashed tensor is restored right before its first use (PopART gives restores the lowest
-        priority).
+        A stashed tensor is restored right before its first use (PopART: lowest priority).
         """
         traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
         if traffic is not None and self.in_phases:
@@ -260,20 +252,14 @@ class _Emitter:
         self.stores[body.task, stage] = body.cycles - before
 
     def _late(self, traffic: Traffic) -> set[int]:
-        """The tensors that a phase loads right before their use: accumulators.
-
-        If two groups of IPUs alternate, all loads run while the other group computes.
-        """
+        """The accumulators of a phase, loaded right before use unless groups of IPUs alternate."""
         if self.parallel:
             return set()
         storages = self.graph.storages
         return {s for s in traffic.load if storages[s].role == Role.ACCUMULATOR}
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and that are sharded over replicas.
-
-        There are none if the backward directly follows its forward: the weights are still on chip.
-        """
+        """Sharded weights that a phase reads; none if a backward follows its forward directly."""
         if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
@@ -284,9 +270,8 @@ class _Emitter:
     def _run(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
         """Run an operator of forward or backward, with its transfers to and from the chip.
 
-        A tensor is loaded before its first use, once for the forward and once for recomputation and
-        backward together (PopART's streaming contexts). A changed tensor is stored after its last
-        change.
+        A tensor is loaded before its first use, once for the forward and once for recomputation
+        and backward together (PopART's streaming contexts), and stored after its last change.
         """
         begin = len(body.steps)
         there = self.there.setdefault((direction, stage), set())
@@ -341,10 +326,7 @@ class _Emitter:
                 self.transfers.remote([storage], name, stage, body, Purpose.REMOTE_STORE)
 
     def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it.
-
-        This is a dynamic update, or a dynamic slice, on every tile.
-        """
+        """Copy a tensor to or from its stash slot: a dynamic update or slice on every tile."""
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
         name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)

@@ -1,10 +1,10 @@
 """Loops in plans: the turns of a serial split that do the same are emitted once.
 
-A product that is computed in serial steps has a plan with all its turns, numbered ("weights/1",
-"convolve/1", ... "weights/2" ...). On the machine they are a loop (`poplar::program::Repeat`), and
-so they are here: the body has the steps of one turn and runs them as often as there are turns. The
-last turn stays on its own, since results that the loop makes part by part are the operator's from
-its last step on: what is live at each step, and so every peak, is as with all turns written out.
+The plan of a product in serial steps has all turns, numbered ("weights/1", "convolve/1", ...
+"weights/2" ...). On the machine, and here, they are a loop (`poplar::program::Repeat`): the body
+has the steps of one turn and runs them as often as there are turns. The last turn stays on its
+own, since results that the loop makes in parts are the operator's from its last step on: what is
+live at each step, and so every peak, is as with all turns written out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Loop:
 class Emitted:
     """The part of a plan that is emitted: ``steps`` are those of its ``plan.steps[part]``.
 
-    Names of steps in a loop have no number. ``temporaries``, ``loops`` and ``last_reads`` (the last
-    step that reads an operand) count by ``parts``.
+    Names of steps in a loop have no number. ``temporaries``, ``loops`` and ``last_reads`` (the
+    last step that reads an operand) count by ``parts``.
     """
 
     parts: tuple[int, ...]
@@ -73,24 +73,24 @@ def emitted(plan: Plan) -> Emitted:
     """A plan with equal turns once."""
     size = len(plan.steps)
     stands_for = np.arange(size)  # the step that is emitted for each step
-    found: list[Loop] = []
+    splits: list[Loop] = []
     for loop in _loops_of(plan.steps):
         if _is_live_alike(plan.temporaries, loop):
-            found.append(loop)
+            splits.append(loop)
             turn = loop.stop - loop.first
             inside = np.arange(loop.first, loop.first + turn * loop.times)
             stands_for[inside] = loop.first + (inside - loop.first) % turn
-    kept = stands_for == np.arange(size)
-    place = (np.cumsum(kept) - 1)[stands_for]  # among the emitted ones
-    parts = np.flatnonzero(kept).tolist()
-    looped = {part for loop in found for part in range(loop.first, loop.stop)}
+    is_emitted = stands_for == np.arange(size)
+    place = (np.cumsum(is_emitted) - 1)[stands_for]  # among the emitted ones
+    parts = np.flatnonzero(is_emitted).tolist()
+    looped = {part for loop in splits for part in range(loop.first, loop.stop)}
     names = [plan.steps[part].name for part in parts]
     names = [
         _unnumbered(name) if part in looped else name
         for part, name in zip(parts, names, strict=True)
     ]
-    loops = [Loop(int(place[one.first]), int(place[one.stop - 1]) + 1, one.times) for one in found]
-    temporaries = _temporaries(plan.temporaries, found, place)
+    loops = [Loop(int(place[one.first]), int(place[one.stop - 1]) + 1, one.times) for one in splits]
+    temporaries = _temporaries(plan.temporaries, splits, place)
     # what a loop reads, it reads in every turn
     ends = place.copy()
     for loop in loops:
@@ -172,8 +172,8 @@ def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
     """The number, first step and end of each run of steps whose names have the same number."""
     number, first = -1, 0
     for at, step in enumerate(steps):
-        found = _NUMBER.findall(step.name)
-        mine = int(found[-1]) if found else -1
+        numbers = _NUMBER.findall(step.name)
+        mine = int(numbers[-1]) if numbers else -1
         if mine != number:
             if number >= 0:
                 yield number, first, at
@@ -184,8 +184,8 @@ def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, int, int]]:
 
 def _unnumbered(name: str) -> str:
     """``convolve/3`` without its number."""
-    found = list(_NUMBER.finditer(name))
-    return name[: found[-1].start()] + name[found[-1].end() :] if found else name
+    numbers = list(_NUMBER.finditer(name))
+    return name[: numbers[-1].start()] + name[numbers[-1].end() :] if numbers else name
 
 
 def _same_steps(some: Sequence[Step], others: Sequence[Step]) -> bool:

@@ -1,10 +1,9 @@
-"""Streaming memory over I/O tiles: transfers beside what the tiles that compute do.
+"""Streaming memory over I/O tiles: transfers beside what the compute tiles do.
 
 Where each phase is a pipeline, a tensor whose location asks for it (``useIOTilesToLoad``,
-``useIOTilesToStore``) is loaded onto the I/O tiles before the tiles that compute need it, and
-stored from there after they have made it; an exchange between these and the I/O tiles is what
-remains of the transfer in their own time. When each of them runs is
-`ipuscope.profiler.timeline.phased_schedules`'s.
+``useIOTilesToStore``) is loaded onto the I/O tiles before the compute tiles need it, and stored
+from there; for the compute tiles only an exchange with the I/O tiles remains.
+`ipuscope.profiler.timeline.phased_schedules` schedules them.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class OverIoTiles:
         if self.task_of(body, purpose) is None:
             return ()
         stores = purpose is Purpose.REMOTE_STORE
-        kept = self.graph.storages
-        return [s for s in storages if self.locations.over_io_tiles(kept[s], stores)]
+        every, over = self.graph.storages, self.locations.over_io_tiles
+        return [s for s in storages if over(every[s], stores)]
 
     def move(
         self,
@@ -69,10 +68,7 @@ class OverIoTiles:
         body: BodyBuilder,
         purpose: Purpose,
     ) -> None:
-        """Move storages over I/O tiles, on behalf of a body.
-
-        ``nbytes``: of them on each tile that computes; ``cycles``: what streaming memory takes.
-        """
+        """Move storages over I/O tiles for a body: ``nbytes`` a compute tile, in ``cycles``."""
         task = self.task_of(body, purpose)
         assert task is not None
         machine = self.machines[body.ipu]

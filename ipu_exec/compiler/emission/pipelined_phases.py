@@ -1,9 +1,8 @@
 """The work of a pipelined phase's stages besides that of each micro-batch.
 
-Before the first micro-batch, weights and accumulators are loaded from streaming memory; after the
-last, accumulators are stored there. A result for the next stage stays on the IPU that computed it
-until that stage fetches it at the beginning of its own micro-batch: one pipeline cycle later, or
-more if it skips stages.
+Weights and accumulators are loaded from streaming memory before the first micro-batch;
+accumulators are stored after the last. A result stays on its IPU until the next stage fetches it
+at its own micro-batch's beginning: one pipeline cycle later, or more if it skips stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transfers between an IPU and the host, its streaming memory and other IPUs of the replica.
+"""Transfers of an IPU to and from the host, streaming memory and its replica's other IPUs.
 
 Exchanges between replicas are in `ipu_exec.compiler.emission.collectives`.
 """
@@ -26,22 +26,23 @@ from ipu_exec.compiler.emission.bodies import (
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.emission.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.emission.over_io_tiles import OverIoTiles
-from ipu_exec.compiler.emission.shared_activations import kept_in_parts
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
-from ipu_exec.graph import OpNode
+from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering.build import messages
+from ipu_exec.lowering.operator_info import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
 
-# Of an overlapped stream, on the I/O tiles: it is filled while the compute tiles work on their copy
-# ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs and outputs).
+# Copies of an overlapped stream on the I/O tiles: it is filled while the compute tiles work on
+# their copy ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs
+# and outputs).
 BUFFERS = 1
-# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+# PopART has one more between device iterations (estimate: its guide says 'more memory')
 BUFFERS_ACROSS = 2
 
 
@@ -56,15 +57,15 @@ class Transfers:
             mapping.machines,
         )
         self.over_io_tiles = OverIoTiles(mapping, options)
-        self.in_parts = kept_in_parts(mapping.graph, options)  # of the IPUs that share tensors
+        self.in_parts = stored_in_parts(mapping.graph, options)  # of the IPUs that share tensors
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[BodyBuilder]) -> tuple[list[BodyBuilder], list[BodyBuilder]]:
         """Transfers from and to the host.
 
-        Overlapped tensors go through the I/O tiles; an exchange in the forward of their stage moves
-        them between these and the compute tiles.
+        Overlapped tensors go through the I/O tiles; an exchange in their stage's forward moves
+        them between I/O tiles and compute tiles.
         """
         inputs = inputs_by_stage(self.graph, self.placement, self.options)
         outputs = outputs_by_stage(self.graph, self.placement, self.options)
@@ -85,9 +86,9 @@ class Transfers:
         )
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> BodyBuilder:
-        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+        """Begin, mid and end of a stream copy: docs/machine.md#host-and-streaming-memory.
 
-        docs/machine.md#host-and-streaming-memory.
+        Cycles: the latency, then the bytes at the host's rate.
         """
         task = schedule_types.STREAM_OUT if to_host else schedule_types.STREAM_IN
         purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
@@ -123,8 +124,7 @@ class Transfers:
     def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
         """The exchange between I/O tiles and compute tiles, and the buffers on the I/O tiles.
 
-        It belongs to, and stays with, the operator that first reads an input or last writes an
-        output.
+        It belongs to the operator that first reads an input or last writes an output.
         """
         machine, stage = self.machines[body.ipu], body.stage
         tile_bytes = self.mapping.bytes(storages, stage)
@@ -165,9 +165,9 @@ class Transfers:
     def copies(self, ipu: int) -> BodyBuilder | None:
         """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
 
-        The latency is that of the farthest IPU, followed by each neighbour's bytes in turn at the
-        rate of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
-        lies entirely on one.
+        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at its link's
+        rate; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or lies on
+        one.
         """
         # a phase receives at its beginning
         if self.placement.num_ipus == 1 or self.placement.phases:
@@ -228,10 +228,7 @@ class Transfers:
                     yield transfer.storage, layout, a, b
 
     def receive(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
-        """Receive other IPUs' results for this phase over the links.
-
-        It follows a sync with them ([JIA], as `copies`).
-        """
+        """Receive other IPUs' results for this phase, after a sync ([JIA], as `copies`)."""
         if not storages:
             return
         target = self.machines[body.ipu].target
@@ -241,16 +238,14 @@ class Transfers:
         for move in moves:
             ends = move.source * self.options.shards, move.target * self.options.shards
             latency = max(latency, latency_cycles(target, *ends))
-            on_links += self._bytes(move.storage, stage) / link_rate(target, *ends)
+            nbytes = int(self.mapping.bytes([move.storage], stage).sum())
+            on_links += nbytes / link_rate(target, *ends)
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(latency + max(on_links, slowest_tile))
         none = np.zeros_like(received)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
-
-    def _bytes(self, storage: int, stage: int) -> int:
-        return int(self.mapping.bytes([storage], stage).sum())
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """The storages received from the IPUs that compute them."""
@@ -266,7 +261,7 @@ class Transfers:
     ) -> None:
         """Exchange numbers that an update's operator sends to other IPUs, or waits for.
 
-        It follows a sync with them: the farthest's latency, then the bytes over the slowest link.
+        After a sync with them: the farthest's latency, then the bytes over the slowest link.
         """
         if not moves:
             return
@@ -277,9 +272,9 @@ class Transfers:
             move.bytes / link_rate(target, *pair) for move, pair in zip(moves, ends, strict=True)
         )
         storages = list(dict.fromkeys(move.storage for move in moves))
-        held, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
+        on_tiles, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
         to_others = moves[0].source == body.ipu
-        received, sent = (none, held) if to_others else (held, none)
+        received, sent = (none, on_tiles) if to_others else (on_tiles, none)
         name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
         steps = _over_links(name, ceil(latency + on_links), received, sent, moves, name)
         body.steps += [replace(step, op=op.id) for step in steps]
@@ -302,10 +297,7 @@ class Transfers:
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
     ) -> None:
-        """Load storages from streaming memory, or store them there.
-
-        In one stream copy, and another for those that go over I/O tiles.
-        """
+        """Load storages from streaming memory or store them, in a copy and one over I/O tiles."""
         beside = self.over_io_tiles.chosen(storages, body, purpose)
         rest = [storage for storage in storages if storage not in beside]
         self._remote(beside, name, stage, body, purpose, over_io_tiles=True)
@@ -343,7 +335,7 @@ class Transfers:
             self._gather_over_shards(shared, f"{name}/gather", stage, body)
 
     def _stored(self, storage: int, stage: int) -> np.ndarray:
-        """Bytes on each tile of what this IPU keeps of a storage off the chip."""
+        """Bytes on each tile of what this IPU stores of a storage off the chip."""
         whole = self.mapping.stored(storage, stage)
         if storage not in self.in_parts:
             return whole
@@ -353,10 +345,10 @@ class Transfers:
     def _take_parts(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
         """Slice this IPU's parts out of tensors: its number says where each begins."""
         for storage in storages:
-            kept = self.graph.storages[storage]
-            count = self._stored(storage, stage) // ITEM_BYTES[kept.dtype]
-            name = f"{kept.name}/part"
-            body.steps.append(slice_step(name, count, kept.dtype, Purpose.SHARD, storage))
+            item = self.graph.storages[storage]
+            count = self._stored(storage, stage) // ITEM_BYTES[item.dtype]
+            name = f"{item.name}/part"
+            body.steps.append(slice_step(name, count, item.dtype, Purpose.SHARD, storage))
             body.touch(storage, body.last, body.last)
 
     def _gather_over_shards(
@@ -401,10 +393,7 @@ def _over_links(
     moves: tuple[Move, ...],
     sync: str,
 ) -> list[ProgramStep]:
-    """A sync with the other IPUs, named after ``sync``, and an exchange with them.
-
-    ``received``, ``sent``: bytes of each tile.
-    """
+    """A sync with other IPUs, named after ``sync``, and an exchange of bytes of each tile."""
     return [
         ProgramStep(
             records.SYNC,
@@ -423,3 +412,60 @@ def _over_links(
             moves=moves,
         ),
     ]
+
+
+# -- Activations that are alike on the IPUs that share a stage's tensors, and stored in parts ---
+# Off the chip each of t IPUs stores a t-th of such a tensor; they gather it when it comes back
+# (Graphcore's GPT-3 does: [EX, nlp/gpt3_175B/popxl/pretraining_config.py], RTS_ACT). A tensor is
+# alike on all of them if it is made of tensors that are: inputs, weights that no style cuts, and
+# results of an all-reduce or all-gather. What a collective cuts, and a slice of a tensor (a
+# rank's part of a sequence), counts as different.
+#
+
+
+_OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+
+
+def stored_in_parts(graph: Graph, options: CompileOptions) -> frozenset[int]:
+    """The storages of which each IPU stores a part off the chip.
+
+    That is where phases are pipelines and activations have replicated tensor sharding.
+    """
+    location = options.locations.activation
+    wanted = location.sharded and options.shards > 1 and options.strategy.pipelined_phases
+    if not wanted:
+        return frozenset()
+    alike = alike_on_shards(graph)
+    return frozenset(s for s in alike if graph.storages[s].elements >= location.least_sharded)
+
+
+def alike_on_shards(graph: Graph) -> frozenset[int]:
+    """The storages, without those of weights, that all IPUs of a stage have alike."""
+    cut = graph.shares  # storages of weights
+    alike = set(graph.inputs)
+    alike |= {
+        value.id
+        for value in graph.values.values()
+        if graph.storages[value.storage].role in _OF_WEIGHTS and value.storage not in cut
+    }
+    storages: dict[int, bool] = {}
+    for op in graph.ops:
+        same = _is_alike(op, alike)
+        for value in (*op.outputs, *op.writes):
+            if value is None:
+                continue
+            (alike.add if same else alike.discard)(value)
+            storage = graph.values[value].storage
+            storages[storage] = storages.get(storage, True) and same
+    return frozenset(
+        storage
+        for storage, same in storages.items()
+        if same and graph.storages[storage].role not in _OF_WEIGHTS
+    )
+
+
+def _is_alike(op: OpNode, alike: set[int]) -> bool:
+    facts = info(op.aten)
+    if facts.makes_alike:
+        return True
+    return not facts.makes_different and set(op.inputs) <= alike

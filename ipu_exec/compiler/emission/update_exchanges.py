@@ -1,8 +1,7 @@
 """Exchanges between the weight updates of different IPUs: norms of gradients, and their sum.
 
-Clipping by the norm of all gradients takes a norm of each, on the IPU of its weight. They are added
-up on one IPU, which gives every other the factor to clip by. So each waits for the IPU whose norms
-come last.
+To clip by the norm of all gradients, each IPU takes the norms of its own. One IPU adds them up
+and gives the others the factor, so that all wait for the IPU whose norms come last.
 """
 
 from __future__ import annotations
@@ -74,11 +73,9 @@ def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
 def wait_for_senders(updates: Sequence[BodyBuilder]) -> None:
     """Make the sync before a step that receives last until all its senders are there.
 
-    ``updates``: the weight updates of all IPUs, which begin together. Changes their steps.
-
-    Where gradients are loaded weight by weight, an IPU updates one weight before it takes
-    the norm of the next, so that IPUs would wait for each other: such a step does not wait, and the
-    estimate is too short by that.
+    ``updates``: the weight updates of all IPUs, which begin together; their steps change. If
+    gradients are loaded weight by weight, IPUs would wait for each other: such a step does not
+    wait, and the estimate is too short by that.
     """
     sent_at: dict[Move, deque[int]] = defaultdict(deque)  # when the sync before it began
     waived: set[Move] = set()

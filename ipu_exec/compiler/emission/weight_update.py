@@ -1,8 +1,7 @@
 """The steps of a weight update, weight by weight, with each weight's loads and stores.
 
-For a weight that is updated in parts (replicated tensor sharding) the gradient was scattered over
-the replicas; each replica updates its part, and tensors that are kept whole are gathered from all
-replicas after the last update.
+For replicated tensor sharding the gradient was scattered over the replicas; each updates its
+part, and whole tensors are gathered after the last update.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from dataclasses import replace
 from math import prod
 
 from ipu_exec.compiler.emission.bodies import Use, slice_step
-from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.body_builder import BodyBuilder, OperatorSteps
 from ipu_exec.compiler.emission.collectives import Collectives
-from ipu_exec.compiler.emission.operator_steps import OperatorSteps
 from ipu_exec.compiler.emission.transfers import Transfers
 from ipu_exec.compiler.emission.update_exchanges import update_exchanges
 from ipu_exec.compiler.placement.locations import Shard
@@ -82,7 +80,7 @@ class WeightUpdates:
         if update.ahead or not update.moves_states_only:
             body.assign(first, update.ops[0].id)
         if shard is not None and update.weight in self.residency.places.split:
-            self._keep_part(shard, body, first)
+            self._leave_part(shard, body, first)
         return gathered
 
     def _name(self, update: WeightUpdate) -> str:
@@ -93,8 +91,8 @@ class WeightUpdates:
         owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
         return f"{owner.name}/{'optimiser state' if update.moves_states_only else 'state'}"
 
-    def _keep_part(self, shard: Shard, body: BodyBuilder, first: int) -> None:
-        """Keep only the part: a sharded weight is whole just in forward and backward."""
+    def _leave_part(self, shard: Shard, body: BodyBuilder, first: int) -> None:
+        """Leave only the part: a sharded weight is whole just in forward and backward."""
         body.touched.pop(shard.weight, None)
         if shard.weight in self.residency.away:
             body.hold(self.mapping.use_of_part(shard, shard.weight, first, body.last))
@@ -102,11 +100,10 @@ class WeightUpdates:
     def _in_parts(
         self, update: WeightUpdate, shard: Shard, stage: int, body: BodyBuilder
     ) -> dict[int, Use]:
-        """Run a weight's operators on this replica's part.
+        """Run a weight's operators on this replica's part; returns parts to gather later.
 
-        Returns its parts of tensors that are kept whole and were changed: they are gathered later.
-        What runs ahead changes none, and the part of the gradient that it reads is held by the
-        weight's own update.
+        Those are of whole tensors that changed. The weight's own update holds its gradient's
+        part.
         """
         first = len(body.steps)
         partial = [op for op in update.ops if op.id not in update.whole]
@@ -140,10 +137,9 @@ class WeightUpdates:
         self.transfers.between_updates(self.exchanges.sent.get(op.id, ()), op, stage, body)
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
-        """Slice this replica's parts out of tensors that it keeps whole.
+        """Slice this replica's parts out of whole tensors: dynamic slices at the replica's number.
 
-        Each is a dynamic slice on every tile, whose slot is the replica's number. The part of a
-        gradient comes from a reduce-scatter, usually that of all gradients together.
+        A gradient's part comes from a reduce-scatter, usually that of all gradients together.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements

@@ -1,8 +1,7 @@
 """Code, vertex state and stacks on the tiles, and which Blocks share code.
 
-Equal operators share their code and the state of their vertices, and so do the turns of a loop
-within one (time steps, serial splits): the compiler outlines what repeats, and a tile has one call
-for it.
+Equal operators, and the turns of a loop in one (time steps, serial splits), share code and vertex
+state: the compiler outlines what repeats, and a tile has one call for it.
 """
 
 from __future__ import annotations
@@ -24,22 +23,20 @@ from ipuscope.profiler.timeline import schedule_types
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
 STACK_BYTES = 6 * 0x200 + 0x80
-# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
-# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
-# and one for each 64 words.
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 per
+# received fragment (sender, destination, size) and 1-2 per send, here one and one per 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256
-# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others'
+# Control: estimates. A tile has code for its own steps and a sync for each of the others'
 # exchanges.
 RUN_INSTRUCTIONS = 2  # a vertex: where its state is, and run
 COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
-CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = (
-    24  # estimate: packet set-up of one copy to or from another IPU or the host
-)
+CALL_INSTRUCTIONS = 3  # an operator: its code is stored once and called from where it is used
+# estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 # Transfers of phases that are the same code where they move the same from tile to tile.
@@ -63,9 +60,8 @@ _CONTROL = -2  # begins the key of the control code of some Blocks
 class Code:
     """Pieces of code by their digests (`_Digests`).
 
-    For each piece: the Blocks whose operators run it and its variables on each IPU that has it. For
-    each operator: the bytes on every tile of the control code of its calls. Operators outside all
-    Blocks have Block number -1.
+    ``blocks``: the Blocks whose operators run a piece (-1: outside all). ``variables``: a
+    piece's, by IPU. ``calls``: bytes on every tile of the code of an operator's calls.
     """
 
     blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
@@ -76,10 +72,9 @@ class Code:
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
         """The code of each Block, and the code that Blocks share.
 
-        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
-        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
-        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
-        is left out.
+        ``calls``: bytes on each tile per Block (``block_of`` gives an operator's). ``shared``:
+        Blocks, ids of the variables with the code that exactly these share, and ids of the same
+        on further IPUs, without code that operators outside all Blocks run too.
         """
         code_of: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -116,11 +111,7 @@ class SharedCode:
     """A `Code` under construction, over all IPUs."""
 
     def __init__(self, graph: Graph, outlined: bool) -> None:
-        """``outlined``: phases are outlined, so that equal ones share code, transfers included.
-
-        A remote buffer is read and written at an offset (PopART's ``RemoteLoad`` and
-        ``RemoteStore``), so that equal tensors of several phases come by the same code.
-        """
+        """``outlined``: equal phases share code, their transfers too (RemoteLoad at an offset)."""
         self.graph, self.outlined = graph, outlined
         self.digests = _Digests(outlined)
         self.blocks: dict[tuple[int, ...], set[int]] = {}
@@ -212,9 +203,9 @@ class CodeOfIpu:
 
     def _end(self, piece: _Piece) -> None:
         """Count the calls of a piece of code: a single one if the same code exists already."""
-        known = self.shared.outlined and tuple(piece.keys) in self.pieces
+        repeated = self.shared.outlined and tuple(piece.keys) in self.pieces
         self.pieces.add(tuple(piece.keys))
-        for op in piece.calls[:1] if known else piece.calls:
+        for op in piece.calls[:1] if repeated else piece.calls:
             self._call(op)
 
     def rest(self) -> None:
@@ -282,7 +273,7 @@ class CodeOfIpu:
             self.shared.variables.setdefault(key, []).append([number])
 
     def _sizes(self, key: tuple[int, ...], step: ProgramStep) -> _Sizes:
-        """The sizes of a step's code; of plans they are known from the first IPU that has it."""
+        """The sizes of a step's code; a plan's are those of the first IPU that has it."""
         if step.plan is None:
             return _Sizes.of(step)
         if key not in self.shared.sizes:
@@ -327,10 +318,7 @@ def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 class _Digests:
-    """Keys that distinguish steps with different code.
-
-    Plans are cached and never freed, so their ids and those of their steps can serve as keys.
-    """
+    """Keys of steps with different code: ids of plans, which are cached and never freed."""
 
     def __init__(self, outlined: bool) -> None:
         self.outlined = outlined
@@ -341,8 +329,7 @@ class _Digests:
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """A key that is equal for steps with the same code.
 
-        Such steps do the same on every tile and belong to operators all of whose steps are equal.
-        Operators whose outline attributes (PopART's ``__outline``) differ share no code.
+        Such steps do the same on every tile, in operators of equal steps and ``__outline``.
         """
         if step.plan is None:
             return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)
@@ -350,15 +337,15 @@ class _Digests:
             parts = tuple(self._digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
         outline = op.attributes.outline if op is not None else None
-        known = id(step.plan), step.part, step.type, outline
-        if known not in self._keys:
-            self._keys[known] = (
+        place = id(step.plan), step.part, step.type, outline
+        if place not in self._keys:
+            self._keys[place] = (
                 self._plans[id(step.plan)],
                 0 if op is None else hash(outline),
                 hash(step.type),
                 self._digest(step.plan.steps[step.part]),
             )
-        return self._keys[known]
+        return self._keys[place]
 
     def _digest(self, part: Step) -> int:
         if id(part) not in self._parts:

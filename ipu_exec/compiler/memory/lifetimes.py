@@ -39,8 +39,8 @@ class Lifetimes:
 
         A stashed tensor lives in the forward until it is copied to its stash, and in the backward
         from its restore on. A recomputed tensor dies and is made again. A tensor from another IPU
-        arrived at the end of the previous pipeline cycle: it is live from the first step on, and at
-        the copy.
+        arrived at the end of the previous pipeline cycle: it is live from the first step on, and
+        at the copy.
         """
         if storage in self.tree.moving:
             return self._while_on_chip(storage, stage)
@@ -91,10 +91,9 @@ class Lifetimes:
     def _while_on_chip(self, storage: int, stage: int) -> list[Span]:
         """The intervals from each load (or write) of the tensor to its store (or last read).
 
-        In phased execution there is one per phase, or up to the end of the forward or backward.
-        Otherwise, and where phases are pipelines, there is one for the forward, one for
-        recomputation and backward together, and one for the update; the weights of the last
-        pipelined phase stay for the backward.
+        In phased execution: one per phase, or up to the end of forward or backward. Otherwise,
+        and if phases are pipelines: one for the forward, one for recomputation and backward, one
+        for the update; the weights of the last pipelined phase stay for the backward.
         """
         in_pipelines = self.placement.phases and self.placement.pipelined
         stays = in_pipelines and stage in self.tree.turning and storage in self.weights

@@ -56,11 +56,7 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 
 
 def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
-    """The worst tile over a limit, or None.
-
-    There is one exactly if ``Report.tiles`` has an overflow:
-    `ipuscope.profiler.timeline.tile_usage.worst_tile` decides.
-    """
+    """The worst tile over a limit, or None (`ipuscope.profiler.timeline.tile_usage` decides)."""
     overflowing = []
     for one in tiles:
         code = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
@@ -91,8 +87,8 @@ def block_bytes(
     for block, edges in changes.items():
         live = np.cumsum([nbytes for _, nbytes in sorted(edges)])  # ends first
         always[block] = always.get(block, 0) + max(0, int(live.max()))
-    found = [(names[block], nbytes) for block, nbytes in always.items()]
-    return sorted(found, key=lambda one: -one[1])
+    sizes = [(names[block], nbytes) for block, nbytes in always.items()]
+    return sorted(sizes, key=lambda one: -one[1])
 
 
 def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
@@ -100,21 +96,20 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
     tile, at = worst.tile, worst.position
     counted = [v for v in ipu.variables if not worst.of_code or v.category in CODE]
     live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
-    held = contents(
+    live_contents = contents(
         [v.name for v in live],
         [v.category for v in live],
         [v.role for v in live],
         [int(v.tile_bytes[tile]) for v in live],
         sum(int(v.tile_bytes[tile]) for v in live if v.always_live),
     )
-    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, held)
+    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, live_contents)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    Sums the bytes that become live and die in one pass over the positions. Positions at which
-    variables only die cannot be a peak.
+    One pass over the positions sums what begins and ends; a peak is where something begins.
     """
     begins: dict[int, list[np.ndarray]] = {}
     ends: dict[int, list[np.ndarray]] = {}

@@ -1,7 +1,6 @@
-"""Memory: every variable with its tile bytes, category and lifetime.
+"""Memory: every variable with its tile bytes, category and lifetime (docs/memory-model.md).
 
-Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness). The sizes are from
-docs/memory-model.md.
+Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness).
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,17 +28,9 @@ from ipuscope.profiler.unique_names import unique
 _ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
-def _first_steps(tree: ProgramTree) -> list[int]:
-    """Id of each body's first step: they count through all bodies."""
-    return list(accumulate((len(body.steps) for body in tree.bodies), initial=0))
-
-
 @dataclass(frozen=True, slots=True)
 class TileMemory:
-    """The variables in one replica's tile memory, the operators that use them, and shared code.
-
-    Variables are listed IPU by IPU, with ids from 0. Shared code is given with its operators.
-    """
+    """One replica's variables, IPU by IPU with ids from 0, their uses by operators, shared code."""
 
     variables: list[records.Variable]
     uses: list[records.Use]
@@ -131,7 +121,6 @@ class _Maker:
         self.machine = machine
         self.start = _first_positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
-        self.first_step = _first_steps(tree)
         self.lifetimes = Lifetimes(placement, tree, self.bodies, tensors.weights)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
@@ -203,11 +192,11 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
 
     def in_place(self) -> None:
-        """Whether an elementwise operator overwrites an input that nothing reads after it.
+        """Overwrite inputs that nothing reads afterwards by the results of elementwise operators.
 
-        This is PopART's ``Inplace`` pattern, on by default, for the operators that have an in-place
+        This is PopART's ``Inplace`` pattern, on by default, for operators that have an in-place
         variant. An optimiser's update counts as one expression over its operands, however many
-        operators it consists of (popart's ``AdamUpdater``).
+        operators it has (popart's ``AdamUpdater``).
         """
         storage = {value.id: value.storage for value in self.graph.values.values()}
         for body, at in self.bodies:
@@ -289,10 +278,7 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
-        """Whether another stage of the IPU always holds the tensor, for this one to read.
-
-        A language model's head does so on the IPU of the embedding whose weight it shares.
-        """
+        """Whether another stage of the IPU always has the tensor, as a head's tied embedding."""
         home = self.placement.home.get(storage_id, stage)
         if home == stage or self.placement.ipus[home] != self.ipu:
             return False
@@ -302,10 +288,7 @@ class _Maker:
         return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first operator that uses a weight (or a state's weight).
-
-        Users look for its memory there.
-        """
+        """The first operator that uses a weight (or a state's): users look for its memory there."""
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id
         return self.first_uses.get(owner, -1)
@@ -328,10 +311,7 @@ class _Maker:
                     self._result_of(use, at + use.last)
 
     def _result_of(self, use: Use, end: int) -> None:
-        """Begin a result that is a temporary's memory when the temporary ends.
-
-        The partials of a product are its result where nothing is added or cast.
-        """
+        """Begin a result, if it is a temporary's memory (a product's partials), when that ends."""
         for output in self.graph.ops[use.op].outputs:
             if output is None:
                 continue
@@ -352,5 +332,5 @@ class _Maker:
         """Add code, vertex state and stacks."""
         code = CodeOfIpu(shared, self.machine.target.tiles, self.add)
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
-            code.body(body, self.first_step[index])
+            code.body(body, self.tree.step_ids[index].start)
         code.rest()

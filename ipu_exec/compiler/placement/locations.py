@@ -1,11 +1,11 @@
 """The location of each tensor: on the chip, in streaming memory, or sharded over the replicas.
 
-Each of R replicas keeps 1/R of a sharded tensor (docs/pipeline-schedules.md#sharded-state). A
+Each of R replicas stores 1/R of a sharded tensor (docs/pipeline-schedules.md#sharded-state). A
 weight whose value, state or accumulator is sharded is updated in parts: its gradient is
-reduce-scattered instead of all-reduced, each replica updates its part, and tensors kept whole are
+reduce-scattered instead of all-reduced, each replica updates its part, and whole tensors are
 gathered. The rules are those of [POPART, willow/src/transforms/streamingmemoryopinserter.cpp]: a
-location applies to a kind of tensor, tensors below a number of elements stay where they are,
-activations are never sharded, and without replicas nothing is.
+location applies to a kind of tensor, tensors below a number of elements stay where they are, and
+activations are never sharded, nor anything without replicas.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from ipuscope.profiler.enums import Direction, Role
 class Shard:
     """A replica's part of a weight, or of a tensor of its size.
 
-    Each of R replicas has 1/R of the elements on every tile, rounded up. This is the layout of
-    GCL's CollectiveBalancedReorder: every tile keeps work, and no element leaves its tile.
+    1/R of the elements on every tile, rounded up, as in GCL's CollectiveBalancedReorder.
     """
 
     weight: int  # storage
@@ -45,9 +44,9 @@ class Shard:
     @classmethod
     def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
         """One replica's part of ``weight``, over the tiles of its whole layout."""
-        held = whole.bytes // ITEM_BYTES[weight.dtype]
+        elements = whole.bytes // ITEM_BYTES[weight.dtype]
         key = ("shard", 0, replicas, whole.key)
-        return cls(weight.id, whole, -(-held // replicas), key, weight.elements)
+        return cls(weight.id, whole, -(-elements // replicas), key, weight.elements)
 
     def of_slice(self, elements: int) -> Shard:
         """One replica's part of a slice of so many elements (a serialised product's gradient)."""
@@ -66,10 +65,7 @@ class Shard:
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator on tensors of one size can run on parts of them.
-
-    It can if it is elementwise, or reduces all elements to one number, which replicas then reduce.
-    """
+    """Whether an operator can run on parts: elementwise, or a reduction of all to one number."""
     operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
     return operator.elementwise or (operator.reduces_parts and not dimensions)
@@ -80,7 +76,7 @@ class Places:
     """Storages that are at some time off the chip, or sharded over replicas."""
 
     remote: frozenset[int] = frozenset()  # wait in streaming memory while no operator uses them
-    split: frozenset[int] = frozenset()  # of which a replica keeps its part
+    split: frozenset[int] = frozenset()  # sharded: each replica stores its part
     updated_in_parts: frozenset[int] = frozenset()  # weights: each replica updates its part
     # of ``remote``: the last operator that changes it in a direction of a stage
     last_change: Mapping[tuple[str, int], Mapping[int, int]] = field(default_factory=dict)
@@ -103,11 +99,9 @@ def locate(
 ) -> Places:
     """Decide the location of each tensor, and warn where the options' location is not possible.
 
-    ``again`` has the operators that each stage runs again before its backward.
-
-    In phased execution phases move weights, accumulators and activations. Tensors that stages share
-    stay whole on the chip, and so do a pipeline's activations (in their stash). A stage may set the
-    location of its own weights' optimiser state.
+    ``again``: the operators that each stage runs again before its backward. Phases move weights,
+    accumulators and activations. Tensors that stages share, and a pipeline's stashed activations,
+    stay whole on the chip. A stage may set the location of its weights' optimiser state.
     """
     locations, groupings = options.locations, options.groupings
     phased = bool(placement.phases)
@@ -149,10 +143,7 @@ def _weight_of(storage: Storage) -> int:
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """The storages that are kept in streaming memory.
-
-    ``shared``: storages of several stages; ``waits``: activations that wait for a backward.
-    """
+    """The storages in streaming memory; ``shared``: of several stages, ``waits``: for backward."""
     remote, common = set(), []
     for storage in graph.storages.values():
         fixed = storage.id in shared or (phased and storage.role != Role.OPTIMISER_STATE)
@@ -171,10 +162,10 @@ def _where_stages_say(
     graph: Graph, placement: Placement, options: CompileOptions, remote: set[int]
 ) -> set[int]:
     """``remote``, changed for the optimiser state of stages that set its location."""
-    said = [options.strategy.keeps_state_off_chip(stage.blocks) for stage in placement.stages]
+    by_stage = [options.strategy.keeps_state_off_chip(stage.blocks) for stage in placement.stages]
     off_chip, on_chip = set(), set()
     for storage in graph.storages.values():
-        wanted = said[placement.home[storage.id]] if storage.id in placement.home else None
+        wanted = by_stage[placement.home[storage.id]] if storage.id in placement.home else None
         if storage.role != Role.OPTIMISER_STATE or wanted is None:
             continue
         if not wanted:
@@ -247,10 +238,7 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
-    """How replicas are grouped for a weight, or for the weight of a gradient or state.
-
-    None means that all replicas have the same value.
-    """
+    """How replicas of a weight, or of a gradient's or state's, are grouped; None: all alike."""
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
     return groupings.get(weight.name) if weight.role == Role.WEIGHT else None

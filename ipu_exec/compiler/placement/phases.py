@@ -1,14 +1,14 @@
 """Phased execution: what each phase loads, stores and receives from other IPUs.
 
-A phase's weights are loaded before its forward and again before its backward; gradients are stored
-in streaming memory after the backward, for the weight update to load. Activations that a backward
-reads stay on the chip or in streaming memory, as `Liveness` says. The last phase's forward and its
+A phase's weights are loaded before its forward and again before its backward; gradients are
+stored in streaming memory after the backward, for the weight update. Activations that a backward
+reads stay on the chip or in streaming memory, as `Liveness` says. The last phase's forward and
 backward are one phase unless the backward is separate, so that nothing moves between them (2P - 1
 phases, docs/pipeline-schedules.md#phased-execution).
 
 If each phase is a pipeline, its weights and accumulators are loaded and stored once for all
-micro-batches. The activations that a stage keeps of each micro-batch are stored in streaming
-memory; the backward recomputes the others.
+micro-batches. A stage's activations of each micro-batch wait in streaming memory; the backward
+recomputes the others.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from ipuscope.profiler.enums import Direction, Role
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The storages that one body of phased execution loads, receives and stores.
+    """The storages that a body of phased execution loads and receives before, and stores after, it.
 
-    It loads and receives before it computes, and stores afterwards. ``enter`` and ``leave`` are
-    loaded before, and stored after, all micro-batches of a pipelined phase.
+    ``enter`` and ``leave``: before and after all micro-batches of a pipelined phase.
     """
 
     load: tuple[int, ...] = ()
@@ -42,10 +41,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``traffic`` by (direction, stage).
-
-    ``moving``: storages that leave the chip, and whether after every phase.
-    """
+    """``traffic`` by (direction, stage); ``moving``: what leaves the chip, if after each phase."""
 
     traffic: Mapping[tuple[str, int], Traffic]
     moving: Mapping[int, bool]
@@ -73,7 +69,7 @@ def moves(
     again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Moves:
-    """The moves of one micro-batch. ``ops``: each (direction, stage)'s operators without views.
+    """The moves of one micro-batch. ``ops``: by (direction, stage), without views.
 
     ``again``: the forward operators that a stage runs again before its backward.
     """
@@ -91,9 +87,8 @@ class _Finder:
         options: CompileOptions,
     ) -> None:
         self.graph, self.placement, self.ops, self.options = graph, placement, ops, options
-        self.made: dict[
-            int, tuple[str, int]
-        ] = {}  # storage -> direction and stage of what makes it
+        # storage -> direction and stage of what makes it
+        self.made: dict[int, tuple[str, int]] = {}
         for (direction, stage), stage_ops in ops.items():
             for op in stage_ops:
                 for value in op.outputs:
@@ -141,7 +136,7 @@ class _Finder:
             elif role in (Role.ACTIVATION, Role.INPUT, Role.GRADIENT):
                 self._activation(storage, direction, stage)
         if direction == Direction.BACKWARD:
-            self._keep_gradients(traffic, stage)
+            self._store_gradients(traffic, stage)
 
     def _weight(self, storage: int, direction: str, stage: int) -> None:
         """Receive a weight from the IPU that has it, or load it from streaming memory."""
@@ -165,7 +160,7 @@ class _Finder:
         elif direction == Direction.BACKWARD and maker == Direction.FORWARD:
             self._wait_for_backward(traffic, storage, stage)
         elif source != stage and self._apart(source, stage) and self._leaves(storage):
-            self._keep(self.traffic[maker, source], storage)
+            self._store(self.traffic[maker, source], storage)
             self._load(traffic, storage, True)
 
     def _off_chip(self, storage: int) -> bool:
@@ -176,10 +171,7 @@ class _Finder:
         return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether a storage leaves the chip after each phase.
-
-        The location of activations does not apply to other tensors.
-        """
+        """Whether a storage leaves the chip after each phase; only activations have a location."""
         return self._each_phase and (
             self.graph.storages[storage].role != Role.ACTIVATION or self._off_chip(storage)
         )
@@ -204,10 +196,10 @@ class _Finder:
             or stays
         ):
             return
-        self._keep(self.traffic[Direction.FORWARD, stage], storage)
+        self._store(self.traffic[Direction.FORWARD, stage], storage)
         self._load(traffic, storage, self._each_phase)
 
-    def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
+    def _store_gradients(self, traffic: _Lists, stage: int) -> None:
         """Store the accumulators that were added to and the gradients that the update reads."""
         for op in self.ops.get((Direction.BACKWARD, stage), []):
             for value in (*op.outputs, *op.writes):
@@ -217,7 +209,7 @@ class _Finder:
                 role = self.graph.storages[storage].role
                 remains = role == Role.ACCUMULATOR and self._off_chip(storage)
                 if remains or (role == Role.GRADIENT and storage in self.updated):
-                    self._keep(traffic, storage)
+                    self._store(traffic, storage)
                     self.moving.setdefault(storage, True)
 
     def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
@@ -225,7 +217,7 @@ class _Finder:
             traffic.load.append(storage)
         self.moving[storage] = self.moving.get(storage, False) or after_every_phase
 
-    def _keep(self, traffic: _Lists, storage: int) -> None:
+    def _store(self, traffic: _Lists, storage: int) -> None:
         if storage not in self.stored or self.graph.storages[storage].role == Role.ACCUMULATOR:
             if storage not in traffic.store:
                 traffic.store.append(storage)
@@ -289,7 +281,7 @@ class _PipelineFinder(_Finder):
             traffic.enter.append(storage)
         self.moving[storage] = True
 
-    def _keep(self, traffic: _Lists, storage: int) -> None:
+    def _store(self, traffic: _Lists, storage: int) -> None:
         accumulates = self.graph.storages[storage].role == Role.ACCUMULATOR
         stores = traffic.leave if accumulates else traffic.store
         if storage not in stores:

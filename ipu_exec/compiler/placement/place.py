@@ -1,7 +1,4 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them.
-
-See docs/poptorch-semantics.md#placement.
-"""
+"""Placement of ops, stages and copies between stages: docs/poptorch-semantics.md#placement."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Placement:
-    """The stage of each operator and storage, and the IPU of each stage.
-
-    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
-    """
+    """The stage of each operator (``op_stage``), persistent storage and input (``home``)."""
 
     pipelined: bool
     stages: tuple[StagePlace, ...]
@@ -98,8 +92,8 @@ def storage_bytes(graph: Graph, storage: int) -> int:
 def place_model(graph: Graph, options: CompileOptions) -> Placement:
     """Run the pass: the strategy's stages, the stage of each operator, and the transfers.
 
-    Error if replicas would have to agree on a buffer, a Block is placed against the model's order
-    or not at all, a pipeline is not deep enough, or there is no such system.
+    Error if replicas would have to agree on a buffer, a Block is not placed or is placed against
+    the model's order, a pipeline is not deep enough, or no system has so many IPUs.
     """
     strategy = options.strategy
     check_buffers(graph, options)
@@ -158,10 +152,7 @@ def warn_of_ipus(total: int) -> None:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error if replicas would have to agree on a buffer that the model writes, as in PopTorch.
-
-    A batch norm's running statistics are exempt: as in PopTorch, each replica has its own.
-    """
+    """Error if replicas must agree on a written buffer other than a batch norm's statistics."""
     if options.replicas == 1 or not options.broadcast_buffers:
         return
     for op in graph.ops:
@@ -195,12 +186,12 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
 def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bool) -> None:
     """Put each gradient's addition to its accumulator into the Block that makes the gradient.
 
-    That is another than the weight's for a tied weight: a language model's head reads the
+    For a tied weight that is not the weight's own Block: a language model's head reads the
     embedding's. PopART's accumulation takes the stage of the gradient's product ([POPART,
     willow/src/patterns/optimizerdecompose.cpp], ``gradAccum``, and
-    willow/src/transforms/serializematmuls.cpp, ``serializeVarUpdate``), so that stages of one IPU
-    add to one accumulator and no gradient waits for the weight's own stage. A Block on another IPU
-    sends its gradient to the weight's, and phases move an accumulator with its weight's. Rows of an
+    willow/src/transforms/serializematmuls.cpp, ``serializeVarUpdate``): stages of one IPU add to
+    one accumulator, and no gradient waits for the weight's stage. A Block on another IPU sends
+    its gradient to the weight's; with phases the accumulator stays with its weight. Rows of an
     embedding's gradient stay with the embedding (``TiedGatherAccumulatePattern``).
     """
     at = {-1: stages[0].ipu if stages else 0}  # the IPU of each Block; what is in none comes first
@@ -236,10 +227,10 @@ def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
     block_stage = []
     for block in graph.blocks:
         if block.name not in by_name:
-            known = ", ".join(repr(name) for name in by_name) or "none"
+            named = ", ".join(repr(name) for name in by_name) or "none"
             raise UsageError(
                 f"Block {block.name!r} is in no Stage of the execution strategy; the stages name"
-                f" {known}. Add it to a Stage"
+                f" {named}. Add it to a Stage"
             )
         block_stage.append(by_name[block.name])
     used = {block.name for block in graph.blocks}
@@ -256,13 +247,12 @@ def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
 def _check_order(graph: Graph, block_stage: list[int]) -> None:
     """Error if an op reads the result of a later stage.
 
-    Only data must not flow backwards: a Block that is opened again later (an embedding that the
-    decoder also uses, Hugging Face's Pipelined Bart) keeps its stage ([POPTORCH,
-    python/options.py], ``getStage``) and may compute anything from earlier stages' results.
+    A Block that is opened again (an embedding that the decoder also uses, Hugging Face's
+    Pipelined Bart) keeps its stage ([POPTORCH, python/options.py], ``getStage``) and may read
+    earlier results.
     """
-    writers: dict[
-        int, tuple[int, str]
-    ] = {}  # storage -> the stage and the Block that wrote it last
+    # storage -> the stage and the Block that wrote it last
+    writers: dict[int, tuple[int, str]] = {}
     for op in graph.ops:
         if op.direction != Direction.FORWARD:
             continue
@@ -344,10 +334,7 @@ def _update_stage(
 def _find_transfers(
     graph: Graph, op_stage: Sequence[int], home: Mapping[int, int], stages: Sequence[StagePlace]
 ) -> tuple[Transfer, ...]:
-    """The storages that a stage needs and another computes.
-
-    A backward op that reads a result of the forward needs it in the forward.
-    """
+    """The storages that one stage needs, also for its backward, and another computes."""
     makers: dict[int, tuple[int, Direction]] = {}
     wanted: dict[tuple[int, Direction, int, bool], int] = {}
     away: dict[tuple[int, Direction, int, bool], int] = {}
@@ -406,7 +393,7 @@ def check_stages_of_phases(stages: Sequence[StagePlace], phases: Sequence[int]) 
 
 
 def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:
-    """Error with AutoIncrement where an op follows a ``with Block`` and is in none; else a warning.
+    """Error with AutoIncrement, else a warning, if an op follows a ``with Block`` and is in none.
 
     PopTorch refuses it with every strategy. Here the op belongs to the preceding Block.
     """
@@ -447,14 +434,12 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
 def resolve_stages(
     strategy: StrategyOptions, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened.
-
-    See docs/poptorch-semantics.md#placement.
+    """The forward stages of a strategy for the Blocks that a model opened.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
     merge. ``begins_outside``: the model computes before its first Block, which AutoStage puts on
-    IPU 0.
+    IPU 0. See docs/poptorch-semantics.md#placement.
     """
     if strategy.execution is Execution.PHASED:
         return [place for _, place in _named_places(strategy, blocks)]

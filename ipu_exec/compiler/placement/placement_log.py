@@ -27,10 +27,7 @@ _LOCATIONS = ("weight", "optimizer", "accumulator")
 
 
 def log_placement(graph: Graph, placed: Placement, strategy: StrategyOptions) -> None:
-    """Log at debug level where each operator runs, as PopTorch does.
-
-    Operators have PopART's names, numbered from the second of a name on.
-    """
+    """Log at debug level where operators run, by PopART's names, numbered from the second on."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     logger.debug("enablePipelining set to value %d", placed.pipelined)

@@ -1,7 +1,4 @@
-"""The values whose content an operator reads.
-
-Other arguments need neither be stashed nor sent to another IPU.
-"""
+"""The values whose content an operator reads; others are neither stashed nor sent to other IPUs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Recomputation: the activations kept for the backward, and the forward operators run again, when.
+"""Recomputation: which activations stay for the backward, which forward operators run again, when.
 
 PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
-the checkpoints depend on the kind of recomputation; a segment that the loss reaches without passing
-a checkpoint is never run twice; everything else is run again as late as the backward allows,
-segment by segment, so that only one segment's activations are live at a time.
+the checkpoints depend on the kind of recomputation; a segment that the loss reaches without a
+checkpoint never runs twice; the rest runs again as late as the backward allows, segment by
+segment, so that only one segment's activations are live at a time.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ class Recomputation(IntEnum):
     """PopART's ``RecomputationType``, for ``_Popart.set("autoRecomputation", ...)``."""
 
     NONE = 0
-    STANDARD = 1  # keep what is least at some places, farther apart at the beginning
+    STANDARD = 1  # store the least live sets, farther apart at the beginning
     NORM_ONLY = 2  # run norms again
-    PIPELINE = 3  # keep what enters a stage, and explicit checkpoints
-    RECOMPUTE_ALL = 4  # keep explicit checkpoints
+    PIPELINE = 3  # store what enters a stage, and explicit checkpoints
+    RECOMPUTE_ALL = 4  # store explicit checkpoints
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """The kind of recomputation that ``autoRecomputation`` asks for.
-
-    None is PopTorch's default: only pipelines recompute. Raises Error for an unknown kind.
-    """
+    """The kind that ``autoRecomputation`` asks for (None: a pipeline's). Error if unknown."""
     if setting is None:
         return Recomputation.PIPELINE if pipelined else Recomputation.NONE
     try:
         kind = Recomputation(int(setting))  # type: ignore[call-overload]
     except (TypeError, ValueError):
-        known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
+        names = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
         raise Error(
-            f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}"
+            f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {names}"
         ) from None
     return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
 
@@ -59,12 +56,8 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
     return {graph.values[v].storage for v in read_values(op)}
 
 
-def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
-    """Storages that are never recomputed. ``forward``: all forward operators, without views.
-
-    An operator's results are kept or recomputed together: if a norm's output is kept, so are its
-    statistics.
-    """
+def never_recomputed(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
+    """Storages that are never recomputed. ``forward``: all forward operators, without views."""
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
         chosen |= {s for op in forward if not info(op.aten).norm for s in made_by(graph, op)}
@@ -73,30 +66,27 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
     return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
 
 
-def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
+def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], stays: set[int]) -> set[int]:
     """Storages between the last checkpoint and the loss, whose recomputation would gain nothing."""
     if graph.loss < 0:
         return set()
     reached, storages = {graph.values[graph.loss].storage}, set()
     for op in reversed(forward):
         makes = made_by(graph, op)
-        if makes & (reached - kept):
+        if makes & (reached - stays):
             storages |= makes
             reached |= read_by(graph, op)
     return storages
 
 
 def run_again(
-    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """The forward operators that a stage runs again for its ``backward``, in order.
-
-    The set returned with them has all storages that these and the backward read.
-    """
+    """The forward operators that a stage runs again, and all that they and the backward read."""
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
     for op in reversed(forward):
-        if (made_by(graph, op) & needed) - kept:
+        if (made_by(graph, op) & needed) - stays:
             again.append(op)
             needed |= read_by(graph, op)
     again.reverse()
@@ -104,17 +94,14 @@ def run_again(
 
 
 def sequence(
-    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The operators of a stage's backward in order, each with whether it is recomputation.
-
-    Recomputation runs right before the first use of its results.
-    """
+    """A stage's backward in order, each operator with whether it is (late) recomputation."""
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     before: list[set[int]] = []
     for index, op in enumerate(again):
-        makes, reads = made_by(graph, op) - kept, read_by(graph, op)
+        makes, reads = made_by(graph, op) - stays, read_by(graph, op)
         # in place: whoever read the storage before this one wrote to it must have run
         before.append(
             {i for s in reads for i in makers.get(s, ())}
@@ -139,11 +126,7 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """The index of the operator after which each storage can be copied to its stash.
-
-    It is the storage's last writer or, if nothing writes it, its first reader (which decides its
-    layout).
-    """
+    """The index of the operator, last writer or else first reader, after which to stash."""
     last_reads: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):
@@ -192,14 +175,14 @@ def by_block(
 ) -> dict[str, list[Any]]:
     """What recomputation would cost stages of any Blocks, for the prediction of other splits.
 
-    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
-    goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last
-    stage; ``closed``, whether its recomputation leaves that of the Blocks before it for later.
-    ``stashes`` (``stashes_kept`` without recomputation, what the Blocks save themselves left out):
-    [from, to, least, bytes], a tensor that a stage stashes which begins with one of the Blocks
-    ``from`` to ``to`` and has Block ``least``. ``handed_on``: [home, least, bytes], a tensor that
-    Block ``home`` makes and that not its own backward reads, but those of Blocks from ``least`` on.
-    ``cycles`` are the operators', by id.
+    Lists with an entry per Block, in ``cycles`` of the operators by id: ``again``, of the forward
+    that runs again where the stage goes on behind the Block; ``again_end``, where it ends there;
+    ``again_final``, in the last stage; ``closed``, whether its recomputation leaves that of the
+    Blocks before it for later. ``stashes`` (``stashes_kept`` without recomputation, without what
+    the Blocks save themselves): [from, to, least, bytes] of a tensor that a stage stashes if it
+    begins with one of the Blocks ``from`` to ``to`` and has Block ``least``. ``handed_on``:
+    [home, least, bytes] of a tensor that Block ``home`` makes and not its own backward reads, but
+    those of Blocks from ``least`` on.
     """
     count = len(graph.blocks)
 
@@ -212,7 +195,7 @@ def by_block(
             total[block(op)] += cycles.get(op.id, 0)
         return total
 
-    stays = kept(graph, forward, kind)
+    stays = never_recomputed(graph, forward, kind)
     again, _ = run_again(graph, forward, backward, stays)
     final, _ = run_again(
         graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
@@ -236,19 +219,19 @@ def _closed(
     graph: Graph,
     again: Sequence[OpNode],
     backward: Sequence[OpNode],
-    kept: set[int],
+    stays: set[int],
     block: Callable[[OpNode], int],
     count: int,
 ) -> list[int]:
     """1 for a Block whose backward needs less than half of the previous Block's recomputation."""
     recomputed, early = [0] * count, [0] * count
     waiting: list[OpNode] = []
-    for op, is_again in sequence(graph, again, backward, kept):
+    for op, is_again in sequence(graph, again, backward, stays):
         if is_again:
             waiting.append(op)
             continue
         for one in waiting:
-            nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
+            nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - stays)
             recomputed[block(one)] += nbytes
             early[block(one)] += nbytes * (block(one) < block(op))
         waiting = []
@@ -297,7 +280,7 @@ def _stashes(
     graph: Graph,
     forward: Sequence[OpNode],
     readers: Sequence[OpNode],
-    kept: set[int],
+    stays: set[int],
     block: Callable[[OpNode], int],
 ) -> list[list[int]]:
     makers, needed = _makers_and_readers(graph, forward, readers, block)
@@ -307,17 +290,14 @@ def _stashes(
             continue  # the backward's own
         home = makers.get(storage, -1)
         ranges = _entered(home, by)
-        if storage in kept and max(by) >= home >= 0:
+        if storage in stays and max(by) >= home >= 0:
             ranges.append([0, home, min(least for least in by if least >= home)])
         stashes += [[*one, storage_bytes(graph, storage)] for one in ranges]
     return stashes
 
 
 def _entered(home: int, readers: set[int]) -> list[list[int]]:
-    """[from, to, least] of the stages that a tensor enters.
-
-    They begin behind the Block where it is made, and behind its last reader.
-    """
+    """[from, to, least] of the stages a tensor enters, from behind its maker or last reader."""
     ranges = []
     before = home
     for least in sorted(readers):

@@ -1,8 +1,7 @@
-"""Residency: where each tensor is kept while nothing uses it, and which are recomputed instead.
+"""Residency: where each tensor waits while nothing uses it, and which are recomputed instead.
 
-Decides stash, recomputation, phases, streaming memory and sharding over replicas from the graph and
-its placement alone. It precedes lowering, as an operator on a replica's part of a weight is planned
-differently from one on the whole weight.
+Decides stash, recomputation, phases, streaming memory and sharding over replicas before lowering,
+since an operator on a replica's part of a weight is planned differently.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from ipu_exec.compiler.placement.recompute import (
     Recomputation,
     after_last_checkpoint,
     asked_for,
-    kept,
     made_by,
+    never_recomputed,
     run_again,
 )
 from ipu_exec.graph import Graph, OpNode
@@ -61,7 +60,7 @@ class Residency:
     traffic: Mapping[tuple[str, int], Traffic]  # of phases, by direction and stage
     moving: Mapping[int, bool]  # storages that phases move, and whether after every one
     turning: frozenset[int]  # phased: stages whose backward follows their forward at once
-    parted_weights: frozenset[int]  # of which each replica keeps a part
+    parted_weights: frozenset[int]  # of which each replica has a part
     across: bool  # what is overlapped is so from one device iteration into the next
 
     @property
@@ -70,10 +69,7 @@ class Residency:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are at some time off the chip or sharded.
-
-        The value says whether they are loaded or gathered anew for each part of a step.
-        """
+        """Storages that are at times off the chip or sharded, and if loaded for each part."""
         return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
 
     def recomputed(self, graph: Graph) -> dict[int, set[int]]:
@@ -145,7 +141,7 @@ def _waits(placement: Placement, stage: int) -> bool:
 def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]:
     """The kind of recomputation of each stage: its own setting, or that of all stages.
 
-    A stage that asks for recomputation when the others have none recomputes as a pipeline's do.
+    A stage that recomputes where others do not does so as in a pipeline.
     """
     usual = asked_for(options.recomputation, placement.pipelined)
     alone = Recomputation.PIPELINE if placement.pipelined else Recomputation.RECOMPUTE_ALL
@@ -164,7 +160,7 @@ def _stays(
     forward = [
         op for op in graph.ops if op.direction == Direction.FORWARD and not graph.only_aliases(op)
     ]
-    stays = {kind: kept(graph, forward, kind) for kind in set(kinds)}
+    stays = {kind: never_recomputed(graph, forward, kind) for kind in set(kinds)}
     near_loss = {kind: after_last_checkpoint(graph, forward, stays[kind]) for kind in stays}
     return {
         stage: frozenset(stays[kind] if _waits(placement, stage) else stays[kind] | near_loss[kind])
@@ -182,10 +178,10 @@ def _stash(
 ) -> tuple[list[int], list[OpNode]]:
     """The storages that a stage stashes and the operators that it runs again.
 
-    Without recomputation it stashes whatever the backward reads of the forward. With recomputation
-    it stashes the stage's inputs and checkpoints, and runs again the ops that compute the rest from
-    them. If the backward follows at once (the last stage, no pipeline) nothing is stashed
-    (docs/pipeline-schedules.md#memory-of-a-stage), nor in phases, which use streaming memory.
+    Without recomputation it stashes whatever the backward reads of the forward. With it, it
+    stashes the stage's inputs and checkpoints and runs the rest again. Nothing is stashed if the
+    backward follows at once (the last stage, no pipeline;
+    docs/pipeline-schedules.md#memory-of-a-stage), nor in phases, which use streaming memory.
     """
     if not graph.training or (placement.phases and not placement.pipelined):
         return [], []
@@ -233,8 +229,7 @@ def _updates(
     """A stage's updates, weight by weight, without the state of weights that it does not update.
 
     ``states``: the stage's optimiser state by weight. ``shared``: operators that run before those
-    of all weights (`_shared_between_weights`), except if what they read is loaded for the update of
-    their weight.
+    of all weights (`_shared_between_weights`), unless their weight's update loads what they read.
     """
     updates: list[WeightUpdate] = []
     ahead: dict[int, WeightUpdate] = {}  # by the first operator
@@ -269,7 +264,7 @@ def _updates(
 def _shared_between_weights(graph: Graph) -> frozenset[int]:
     """The update's operators whose results several weights' updates read: a norm of all gradients.
 
-    The operators whose results those read, the norm of each gradient, are among them.
+    The operators that make their operands, the norm of each gradient, are among them.
     """
     update = [op for op in graph.ops if op.direction == Direction.UPDATE]
     owner = {op.id: weight for weight, ops in by_weight(graph, update).items() for op in ops}
@@ -293,9 +288,6 @@ def _shared_between_weights(graph: Graph) -> frozenset[int]:
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
-    """Whether an operator clears an accumulator that each replica keeps whole.
-
-    It runs on the whole accumulator even if the weight is updated in parts.
-    """
+    """Whether an operator clears a whole accumulator, even if the weight is updated in parts."""
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

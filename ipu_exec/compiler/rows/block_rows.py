@@ -20,10 +20,7 @@ _DIRECTION = {
 
 
 def is_copy_of_weight(place: place.Placement, variable: records.Variable) -> bool:
-    """Whether it is a tied weight's copy, which has come from the stage that has the weight.
-
-    The weights of stages and Blocks leave it out: a weight counts once.
-    """
+    """Whether it is another stage's copy of a tied weight: each weight counts once."""
     home = place.home.get(variable.tensor, variable.stage)
     return variable.role == Role.WEIGHT and home != variable.stage
 

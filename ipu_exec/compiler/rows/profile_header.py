@@ -94,10 +94,10 @@ def _phases(executable: Executable) -> dict[str, Any]:
 def cycle_error(executable: Executable) -> dict[str, Any]:
     """How far the speed of a weight update (or an iteration) likely is from the truth.
 
-    ``low`` and ``high``: four in five measurements lie between these factors of the predicted
-    speed, by whole programs like it, and by what its operators' bars add up to if most of them are
-    of kinds that nobody measured. ``likely``: by which share its time is off at most. An optimiser
-    runs once in an update, all else for each micro-batch.
+    Four in five measurements lie between the factors ``low`` and ``high`` of the predicted speed,
+    by whole programs like it, and by its operators' bars if most are of kinds that nobody
+    measured. ``likely``: the largest share by which its time is off. An optimiser runs once in an
+    update.
     """
     micro_batches = executable.options.micro_batches
     cycles: Counter[str] = Counter()
@@ -182,10 +182,7 @@ def _choices(executable: Executable) -> list[list[bool]]:
 
 
 def _recomputation(executable: Executable) -> dict[str, list[Any]]:
-    """The cost of recomputation for each Block.
-
-    It is that of the compiled model or, if that does not recompute, of a pipeline of the Blocks.
-    """
+    """The cost of recomputation for each Block: as compiled, or else in a pipeline."""
     graph = executable.graph
     setting = executable.options.recomputation
     kind = asked_for(setting, executable.placement.pipelined) or Recomputation.PIPELINE

@@ -2,34 +2,40 @@
 
 A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``program.json``
 and ``arrays.bin`` (the compiled program, its inputs and the random state, see
-`ipu_exec.session.files.plain_values`) and, where asked for, ``model.pt`` (model, optimiser and
-options).
+`ipu_exec.session.files.plain_values`) and optionally ``model.pt`` (model, optimiser and options).
 
-Reading a program runs nothing of the file's, and holds no more than `MOST_BYTES` of it. A model is
-a user's class and comes as a pickle, which may run whatever its writer put there: `read_model` says
-so with a warning, and nothing reads a model unless `ipu_exec.load` was asked to.
+Reading a program runs no code of the file and takes at most `MOST_BYTES`. A model is a pickle,
+which may run whatever its writer put there: `read_model` warns of that, and only `ipu_exec.load`
+calls it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 import ipuscope
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import Error
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import registry
 from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_apart
 
 FORMAT, VERSION = "ipuscope executable", 3
@@ -55,10 +61,10 @@ class Stored:
 def write(
     path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | None = None
 ) -> Path:
-    """Write a file at once: whoever reads the path meets the old file or the whole new one.
+    """Write a file in one step: readers of the path get the old file or the whole new one.
 
-    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` gives back. Error
-    where it cannot be written or pickled.
+    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` returns. Error
+    if it cannot be written or pickled.
     """
     path = Path(path)
     if path.is_dir():
@@ -109,9 +115,9 @@ def read(path: str | os.PathLike[str]) -> Stored:
             " compileAndExport"
         )
     try:
-        said = json.loads(program)
-        arrays = arrays_of(said["arrays"], memoryview(content))
-        whole = put_together(said["nodes"], arrays, said["root"])
+        parsed = json.loads(program)
+        arrays = arrays_of(parsed["arrays"], memoryview(content))
+        whole = put_together(parsed["nodes"], arrays, parsed["root"])
         executable, inputs, state, rng_state = _parts(whole)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Error(
@@ -137,10 +143,7 @@ def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Model, optimiser, options and kind of a file.
-
-    Warns that it unpickles. Error where the file has no model.
-    """
+    """Model, optimiser, options and kind; warns that it unpickles. Error if the file has none."""
     _, content = _open(path, _MODEL)
     if not content:
         raise Error(
@@ -157,9 +160,9 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
-    """The pickled model, optimiser and options of a file, as they are: nothing is unpickled.
+    """The pickled model, optimiser and options of a file, not unpickled; empty if it has none.
 
-    Empty where it was written without them. Error where the file is no compiled model.
+    Error if the file is not a compiled model.
     """
     _, content = _open(filename, _MODEL)
     return bytes(content)
@@ -239,3 +242,70 @@ def key(*parts: Any) -> str:
     for part in parts:
         digest.update(repr(part).encode())
     return digest.hexdigest()[:40]
+
+
+# -- The executable cache (``Options.enableExecutableCaching``): a directory of compiled models ---
+# Entries are keyed by all inputs of the compilation. A cache that does not work is only a warning.
+
+
+logger = logging.getLogger("ipu_exec")
+
+
+def from_cache(
+    directory: str, graph: Graph, options: CompileOptions, compiled: Callable[[], Executable]
+) -> Executable:
+    """The directory's executable of ``graph``, or that of ``compiled``, which is then stored."""
+    name = key(graph, options, registry.by_users())
+    path = Path(directory) / f"{name}{SUFFIX}"
+    cached = _read(path)
+    if cached is None:
+        with _alone(path):
+            cached = _read(path)
+            if cached is None:
+                return _compile(path, options, compiled)
+    logger.info("taken from the cache: %s", path)
+    return cached
+
+
+def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executable]) -> Executable:
+    executable = compiled()
+    stored = Stored({"training": options.training}, executable, {}, {}, None)
+    try:
+        write(path, stored)
+    except Error as error:
+        logger.warning("nothing is stored in the cache: %s", error)
+    return executable
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one of the processes that want an executable compile it while the others wait for it.
+
+    The kernel's lock ends with a process, its file once there is an executable to read.
+    """
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        logger.warning("the cache is not locked: %s", error.strerror)
+        yield
+        return
+    logger.debug("cache file locked: %s", path)
+    try:
+        yield
+    finally:
+        logger.debug("released the cache lock: %s", path)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _read(path: Path) -> Executable | None:
+    if not path.exists():
+        return None
+    try:
+        executable: Executable = read(path).executable
+    except Error as error:
+        logger.warning("the cached executable is not taken: %s", error)
+        return None
+    return executable

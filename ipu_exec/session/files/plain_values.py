@@ -1,10 +1,10 @@
 """Values as JSON and plain numeric arrays, and back: no pickle, and nothing in a file is run.
 
-A value is a table of nodes, each made of scalars and of references to earlier nodes (so that
-sharing is preserved and cycles are impossible), and a table of arrays. Classes are this project's
-dataclasses and enumerations, of listed modules, by name; they are filled without running their
-constructors, and each field must match its annotation. Sizes are compared with the file's content
-before anything is allocated.
+A value is a table of nodes, each made of scalars and references to earlier nodes (sharing is
+preserved, cycles are impossible), and a table of arrays. Classes are this project's dataclasses
+and enumerations of the listed modules, by name; they are filled without their constructors, and
+each field must match its annotation. Sizes are compared with the file's content before anything
+is allocated.
 """
 
 from __future__ import annotations
@@ -65,11 +65,7 @@ Check = Callable[[Any], bool]
 
 @dataclasses.dataclass
 class Plain:
-    """A flattened value.
-
-    ``nodes``: JSON; a reference is a list of one number. ``arrays``: as `table` lists them.
-    ``root``: a scalar or a reference.
-    """
+    """A flattened value: JSON nodes, arrays, and a root scalar or reference ([number])."""
 
     nodes: list[Node]
     arrays: list[np.ndarray]
@@ -96,23 +92,23 @@ class _Apart:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.arrays: list[np.ndarray] = []
-        self._known: dict[int, Any] = {}
-        self._kept: list[Any] = []  # so that an id stays the object's
+        self._references: dict[int, Any] = {}
+        self._alive: list[Any] = []  # so that an id stays the object's
         self._open: set[int] = set()
 
     def of(self, value: Any) -> Any:
         if type(value) in _SCALARS:
             return value
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._references:
+            return self._references[id(value)]
         if id(value) in self._open:
             raise TypeError(f"a {type(value).__name__} holds itself")
         self._open.add(id(value))
         self.nodes.append(self._node(value))
         self._open.remove(id(value))
-        self._kept.append(value)
-        self._known[id(value)] = [len(self.nodes) - 1]
-        return self._known[id(value)]
+        self._alive.append(value)
+        self._references[id(value)] = [len(self.nodes) - 1]
+        return self._references[id(value)]
 
     def _node(self, value: Any) -> Node:
         kind = type(value)
@@ -161,10 +157,7 @@ def _name(kind: type) -> str:
 
 
 def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
-    """The arrays that a table lists, as read-only views of ``content``.
-
-    ValueError if the two do not match.
-    """
+    """The arrays that a table lists, as read-only views of ``content``; ValueError on mismatch."""
     arrays, at = [], 0
     for entry in _listed(table):
         dtype, shape = _listed(entry, 2)
@@ -186,8 +179,7 @@ def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
 def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
     """The value that nodes from an untrusted file describe. ValueError if they describe none.
 
-    What that costs is bounded before anything is made: time and memory follow the size of ``nodes``
-    and ``arrays``.
+    Time and memory follow the size of ``nodes`` and ``arrays``, checked before anything is made.
     """
     _check_cost(_listed(nodes))
     values: list[Any] = []
@@ -197,10 +189,10 @@ def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
 
 
 def _check_cost(nodes: list[Any]) -> None:
-    """ValueError where nodes take more than their number lets expect.
+    """ValueError if nodes cost more than their number allows.
 
-    An array is copied once. Nodes share others: a check of a field walks the containers in it, and
-    a hash walks everything in a key, both of which double with each level that is there twice.
+    An array is copied once. Nodes share others: a check of a field walks the containers in it, a
+    hash everything in a key; both double with each level that is there twice.
     """
     depth: list[int] = []  # of each node
     whole: list[int] = []  # nodes in it, shared ones as often as met
@@ -238,14 +230,14 @@ class _Together:
     made: list[Any]
     arrays: Sequence[np.ndarray]
 
-    def part(self, said: Any) -> Any:
-        if type(said) in _SCALARS:
-            return said
-        (at,) = _listed(said, 1)
+    def part(self, stored: Any) -> Any:
+        if type(stored) in _SCALARS:
+            return stored
+        (at,) = _listed(stored, 1)
         return _at(self.made, at)
 
-    def parts(self, said: Iterable[Any]) -> list[Any]:
-        return [self.part(one) for one in said]
+    def parts(self, stored: Iterable[Any]) -> list[Any]:
+        return [self.part(one) for one in stored]
 
     def of(self, node: Node) -> Any:
         kind, *rest = node
@@ -265,8 +257,8 @@ class _Together:
         except (TypeError, OverflowError) as error:
             raise ValueError(f"a {kind} cannot be made: {error}") from error
 
-    def _record(self, said: list[Any]) -> Any:
-        name, *parts = said
+    def _record(self, stored: list[Any]) -> Any:
+        name, *parts = stored
         kind = _classes().get(name) if isinstance(name, str) else None
         if kind is None or not dataclasses.is_dataclass(kind):
             raise ValueError(f"it holds {name!r}, which no compiled model has")
@@ -320,10 +312,10 @@ def _at(items: Sequence[Any], at: Any) -> Any:
     return items[at]
 
 
-def _listed(said: Any, length: int | None = None) -> list[Any]:
-    if not isinstance(said, list) or (length is not None and len(said) != length):
-        raise ValueError(f"a {type(said).__name__} is where a list belongs")
-    return said
+def _listed(item: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(item, list) or (length is not None and len(item) != length):
+        raise ValueError(f"a {type(item).__name__} is where a list belongs")
+    return item
 
 
 # -- classes and their annotations ---
@@ -354,7 +346,7 @@ def _is_record(kind: type) -> bool:
 @cache
 def _checks(kind: type) -> tuple[Check, ...]:
     """For each field, a check that a value matches its annotation."""
-    # What a module imports for annotations only is found among the classes of all of them.
+    # What a module imports for annotations only is among the classes of all of them.
     names = {one.__name__: one for one in _classes().values()}
     names |= vars(importlib.import_module(kind.__module__))
     hints = typing.get_type_hints(kind, names)

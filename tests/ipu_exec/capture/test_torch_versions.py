@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipu_exec.capture.recording import torch_versions
+from ipu_exec.capture.recording import fake_tensors
 from tests.ipu_exec.capture.test_step import training_graph
 from tests.models import Mnist, mnist_batch
 
@@ -26,6 +26,6 @@ def test_an_adagrad_that_begins_with_its_state_is_captured_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     as_it_is = of_adagrad()
-    monkeypatch.setattr(torch_versions, "adagrad_begins_with_state", lambda: True)
+    monkeypatch.setattr(fake_tensors, "adagrad_begins_with_state", lambda: True)
     assert of_adagrad() == as_it_is
     assert any(str(name).endswith("/sum") for name, *_ in as_it_is[1])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.compiler.emission import operator_steps
+from ipu_exec.compiler.emission import body_builder
 from ipu_exec.compiler.emission.loops import Emitted, Loop, emitted, order, times
 from ipu_exec.lowering.plan import Compute, Plan, Temporary, Vertices
 from ipuscope.planner.costs.profile_costs import Costs
@@ -67,7 +67,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Report]:
     """One model's profile, with loops and with all turns written out."""
     looped = written(tmp_path_factory.mktemp("looped"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operator_steps, "emitted", written_out)
+        patch.setattr(body_builder, "emitted", written_out)
         unrolled = written(tmp_path_factory.mktemp("unrolled"))
     return looped, unrolled
 

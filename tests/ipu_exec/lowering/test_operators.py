@@ -36,7 +36,7 @@ OTHERS = {
         "aten.add_.Tensor",
     },
     "ipu_exec/capture/shared_sizes.py": {"view", "reshape", "unflatten"},  # methods that users call
-    "ipu_exec/lightning/numbers.py": {"eq", "ne", "lt", "le", "gt", "ge"},  # methods of a tensor
+    "ipu_exec/lightning/step.py": {"eq", "ne", "lt", "le", "gt", "ge"},  # methods of a tensor
 }
 NAMES = {name.split(".")[1] for name in (*registered(), *operator_info._INFOS) if "aten." in name}
 

@@ -24,7 +24,7 @@ import ipu_exec as poptorch
 from ipu_exec import OutputMode
 from ipu_exec.enums import ReductionType
 
-EXAMPLES = int(os.environ.get("IPUSCOPE_NETWORKS", "25"))
+EXAMPLES = int(os.environ.get("IPUSCOPE_NETWORKS", "12"))
 FEATURES, CLASSES = 6, 3
 Make = Callable[[Any], torch.optim.Optimizer]
 

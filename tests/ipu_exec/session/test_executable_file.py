@@ -98,7 +98,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_plain_values_come_back(value: Any) -> None:
     plain = plain_values.taken_apart(value)
     nodes, root = json.loads(json.dumps([plain.nodes, plain.root]))
@@ -267,7 +267,7 @@ def test_a_model_is_read_by_load_alone_which_says_that_it_runs_code(
     at=st.integers(0, 1 << 20),
     by=st.sampled_from(["0", "-1", "null", "[0]", "[1]", '"x"', "1e400", "[]", "{}", "true", "99"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=32, deadline=None)
 def test_any_part_of_a_program_may_be_something_else(saved: Path, at: int, by: str) -> None:
     """It is an executable, or an Error that names the file."""
     program = json.loads(files(saved)["program.json"])

@@ -11,7 +11,7 @@ import ipu_exec
 from ipu_exec.compiler import passes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
+from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.proposed_blocks import (
     deep_enough,

@@ -13,7 +13,7 @@ from torch import nn
 
 import ipu_exec
 from examples.models import build, split
-from ipu_exec.option_groups.environment import LEVERS_VARIABLE
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import (
     Advice,
     Allowed,

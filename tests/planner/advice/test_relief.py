@@ -13,7 +13,7 @@ import torch
 
 import ipu_exec
 from benchmarks.rebalance.random_costs import random_costs
-from ipu_exec.option_groups.environment import LEVERS_VARIABLE
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Basis, relief
 from ipuscope.planner.advice.relief import _moves as moved_blocks
 from ipuscope.planner.advice.relief import fewest_changes

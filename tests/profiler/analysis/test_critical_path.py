@@ -56,7 +56,7 @@ def costs(draw: st.DrawFn) -> Costs:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(costs(), st.integers(1, 9), st.booleans())
 def test_every_cycle_belongs_to_one_task_and_the_pieces_follow(
     some: Costs, micro_batches: int, pipelined: bool
@@ -72,7 +72,7 @@ def test_every_cycle_belongs_to_one_task_and_the_pieces_follow(
     assert (schedule.end[path.task] == path.end).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(costs(), st.integers(2, 7), st.randoms(use_true_random=False))
 def test_a_stage_that_is_not_on_the_path_may_be_shortened_for_nothing(
     some: Costs, micro_batches: int, chance: random.Random
