@@ -40,11 +40,7 @@ def _restoreWrapperIfNecessary(obj: Any) -> Any:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Do nothing: our parameters are always plain tensors.
-
-    PopTorch removes its marks from a wrapped model's parameters and buffers here (Hugging Face's
-    optimum-graphcore calls it around generation).
-    """
+    """Do nothing: PopTorch removes marks from parameters and buffers here, and ours have none."""
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:

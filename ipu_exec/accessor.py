@@ -297,10 +297,7 @@ def _put(items: Any, message: tuple[int, int, Any], wanted: Synchronized[int]) -
 
 
 def strategy_of(given: object) -> SharingStrategy:
-    """The strategy, or the one of that name or value (as of a YAML file).
-
-    ForkServer, with a warning, for anything else: PopTorch accepts anything.
-    """
+    """The strategy, by itself, name or value (YAML); otherwise ForkServer, with a warning."""
     for strategy in SharingStrategy:
         if given in (strategy, strategy.name, strategy.value):
             return strategy

@@ -52,8 +52,7 @@ torch.ops.poptorch.pop_name_scope = _close_scope  # type: ignore[attr-defined]
 class Attribute:
     """Gives the operators inside PopART's attributes: ``with Attribute(__outline={...}): ...``.
 
-    One effect is modelled: operators, and their gradients, that differ in ``__outline`` do not
-    share their code.
+    Operators, and their gradients, that differ in ``__outline`` do not share code.
     """
 
     def __init__(self, **attributes: Mapping[str, str]) -> None:
@@ -143,8 +142,8 @@ def BeginBlock(
 ) -> Callee:
     """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
 
-    A module is annotated in place and returned, a function is wrapped. Error if the module begins
-    a Block already.
+    A module is annotated and returned, a function wrapped. Error if the module begins one
+    already.
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
@@ -281,6 +280,7 @@ class ExecutionStrategy:
     """How Blocks become stages. ``stages`` is empty if ``auto_stage`` decides."""
 
     kind: ClassVar[str]
+    phases: tuple[Phase, ...] = ()
 
     def __init__(self, *args: AutoStage | Stage | str | Iterable[str]) -> None:
         self.auto_stage = AutoStage.SameAsIpu
@@ -318,6 +318,10 @@ class ExecutionStrategy:
                 return stage
         raise UsageError(f"{self} names no Block {block_id!r}")
 
+    def phase_of_stages(self) -> tuple[int, ...]:
+        """The phase of each of ``stages``; empty without phases."""
+        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
+
     def __repr__(self) -> str:
         inside = (
             ", ".join(map(repr, self.stages))
@@ -350,10 +354,6 @@ class PipelinedExecution(ExecutionStrategy):
             )
         stages = [stage for phase in self.phases for stage in phase.stages]
         super().__init__(*(stages or args))
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``; empty without phases."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage of a phase: its position in the phase."""
@@ -457,10 +457,6 @@ class PhasedExecution(ExecutionStrategy):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
         self.separate_backward_phase = use
         return self
-
-    def phase_of_stages(self) -> tuple[int, ...]:
-        """The phase of each of ``stages``."""
-        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
         """The default IPU of a stage."""

@@ -26,6 +26,7 @@ from ipu_exec.lowering.operators.gather import gather_in_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import Lowering, lowering
 from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine
+from ipu_exec.ops import results_of
 
 Compute = Callable[..., Any]
 _NAMESPACE = "ipu_custom"
@@ -76,9 +77,8 @@ def custom_op(
 ) -> list[torch.Tensor]:
     """Run a custom operator that was registered with `register_custom_op`.
 
-    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers,
-    texts, or lists of one of them, by name. Error if the operator is unknown or its outputs do
-    not match the examples.
+    ``example_outputs`` have the outputs' shapes and dtypes; ``attributes``: numbers, texts, or
+    lists of one of them, by name. Error if the operator is unknown or its outputs do not match.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
     attribute_values = dict(attributes or {})
@@ -94,7 +94,7 @@ def custom_op(
     if entry.operator is not None and isRunningOnIpu():
         outputs = list(entry.operator(list(inputs), json.dumps(attribute_values)))
     else:
-        outputs = _listed(entry.compute(*inputs, **attribute_values))
+        outputs = results_of(entry.compute(*inputs, **attribute_values))
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
     specs = [(tuple(t.shape), t.dtype) for t in outputs]
     if wanted != specs:
@@ -129,10 +129,6 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
                 raise UsageError(f"{text} contains non-ASCII characters.")
 
 
-def _listed(returned: Any) -> list[torch.Tensor]:
-    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
-
-
 def _torch_name(*words: str) -> str:
     return re.sub(r"\W", "_", "_".join(word for word in words if word))
 
@@ -154,14 +150,14 @@ def _library_operator(
     schema = "(Tensor[] inputs, str attributes) -> Tensor[]"
 
     def run(inputs: Sequence[torch.Tensor], attributes: str) -> list[torch.Tensor]:
-        return [tensor.clone() for tensor in _listed(compute(*inputs, **json.loads(attributes)))]
+        return [tensor.clone() for tensor in results_of(compute(*inputs, **json.loads(attributes)))]
 
     def gradient(
         inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str
     ) -> list[Any]:
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
-            outputs = _listed(compute(*leaves, **json.loads(attributes)))
+            outputs = results_of(compute(*leaves, **json.loads(attributes)))
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             results: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
@@ -221,9 +217,8 @@ def _library_operator(
 class CPU:
     """Runs ``layer_to_call`` on the host in an inference model: ``self.host = CPU(layer, "name")``.
 
-    The profile has the transfers of arguments to the host and of results back (latency and rate
-    of the host's link), not the host's own time. Shapes of results come from one call on zeros
-    when compiling.
+    The profile has the transfers of arguments and results (latency and rate of the host's link),
+    not the host's time. Shapes of results come from one call on zeros when compiling.
     """
 
     def __init__(self, layer_to_call: Compute, ID: str) -> None:
@@ -254,7 +249,7 @@ class CPU:
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             returned = self._layer(*inputs)
             self._single = isinstance(returned, torch.Tensor)
-            return [tensor.detach().clone() for tensor in _listed(returned)]
+            return [tensor.detach().clone() for tensor in results_of(returned)]
 
         def fake(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with _disable_current_modes():

@@ -17,11 +17,7 @@ class Error(RuntimeError):
 
 
 class UsageError(Error, AssertionError, TypeError, ValueError):
-    """A call or an argument that is rejected.
-
-    PopTorch raises AssertionError, TypeError, ValueError or its own Error, depending on the
-    place: code that catches any of them works.
-    """
+    """A call or an argument that is rejected: each kind of error that PopTorch raises for one."""
 
 
 class PipelineDepthError(UsageError):

@@ -77,9 +77,8 @@ class OperatorAttributes:
 class OpNode:
     """One ATen call.
 
-    ``args``/``kwargs`` are the call's, with tensors as ValueRef and lists as tuples. ``block``:
-    index into ``Graph.blocks``, -1: before the first Block. ``forward_op``: a backward operator's
-    forward operator, -1: unknown.
+    ``args``/``kwargs``: with tensors as ValueRef and lists as tuples. ``block``: index into
+    ``Graph.blocks``, -1: before the first. ``forward_op``: whose gradient it is, -1: unknown.
     """
 
     id: int
@@ -101,10 +100,9 @@ class OpNode:
 
 @dataclass(slots=True)
 class BlockInfo:
-    """A Block as the model opened it.
+    """A Block as the model opened it; ``user_id``: its name there, "" if that is ``name``.
 
-    ``user_id`` is its name in the model; "" means ``name``. A Block that begins on several IPUs
-    is one Block on each, with distinct names: "0", "0@IPU2".
+    A Block that begins on several IPUs is one Block on each: "0", "0@IPU2".
     """
 
     id: int

@@ -87,10 +87,7 @@ def from_environment() -> None:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """True: the modelled machine replaces the hardware, with as many IPUs as requested.
-
-    Scripts that skip their work without an IPU would otherwise profile nothing.
-    """
+    """True: the modelled machine replaces the hardware, for scripts that would skip their work."""
     return True
 
 
@@ -102,7 +99,6 @@ def hasMLIRSupportOnPlatform() -> bool:
 def ipuHardwareVersion() -> int:
     """The modelled generation: 2 (Mk2, C600, Bow), or 1 after ``ipu-run --target mk1``.
 
-    Applications stop if it is not theirs [EX, nlp/bert/pytorch/ipu_options.py]. It cannot follow
-    ``Options.target``: there are no options yet.
+    Applications stop if it is not theirs [EX, nlp/bert/pytorch/ipu_options.py].
     """
     return int(machine.target(Options().target_name).architecture.removeprefix("ipu"))

@@ -174,8 +174,7 @@ class Machine:
 def exchange_latency(target: Target) -> int:
     """Cycles from the start of an exchange to the first word, for pairs spread over the chip.
 
-    [IS]: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean
-    row counts.
+    [IS]: 170 + 2 x row of the farther tile, checked on hardware; here the mean row counts.
     """
     return EXCHANGE_BASE_LATENCY + EXCHANGE_ROW_LATENCY * (target.rows // 2)
 

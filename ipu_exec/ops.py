@@ -51,8 +51,7 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 def recomputationCheckpoint(*tensors: Any) -> Any:
     """Store ``tensors`` for the backward pass if a stage recomputes its activations.
 
-    Returns its argument: a tensor, a tuple of several, or the list or tuple that is its only
-    argument. Numbers do not depend on it.
+    Returns its argument: a tensor, tuple or list. Numbers do not depend on it.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         return type(tensors[0])(recomputationCheckpoint(tensor) for tensor in tensors[0])
@@ -66,9 +65,8 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
     """Plan the operator that made ``tensor`` within this share (above 0, up to 1) of tile memory.
 
-    It applies to matrix products, convolutions and their gradients, also through views, casts and
-    the addition of a bias. Gathers and scatters accept it, but their cost does not change; it has
-    no effect on other operators. Numbers do not depend on it.
+    For matrix products, convolutions and their gradients, also through views, casts and the
+    addition of a bias; no effect on other operators, nor on any numbers.
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
@@ -82,9 +80,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on its previous results.
-
-    ``inputs`` do not change.
+    """Run ``body`` ``count`` times, each time on its previous results; ``inputs`` do not change.
 
     Error in a training model: PopART cannot differentiate loops. The profile has the body's
     operators once per iteration, but their code only once.
@@ -95,7 +91,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     _check_inference("poptorch.for_loop()")
     state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        state = _results(body(*state))
+        state = results_of(body(*state))
         if len(state) != len(inputs):
             raise UsageError(
                 f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many"
@@ -113,9 +109,8 @@ def cond(
 ) -> list[torch.Tensor]:
     """``then_body`` on copies of its inputs if ``condition`` (one bool) holds, else ``else_body``.
 
-    The profile, created before the condition is known, has both: its cycles are an upper bound.
-    Error in a training model, and if the bodies return tensors of different number, shape or
-    dtype.
+    The profile has both: its cycles are an upper bound. Error in a training model, and if the
+    bodies return tensors of different number, shape or dtype.
     """
     check_tensor("cond", condition)
     _check_list("poptorch.cond", "then_inps", then_inps)
@@ -123,9 +118,9 @@ def cond(
     _check_inference("poptorch.cond()")
     if not isinstance(condition, FakeTensor):
         body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
-        return _results(body(*(tensor.clone() for tensor in inputs)))
-    yes = _results(then_body(*(tensor.clone() for tensor in then_inps)))
-    no = _results(else_body(*(tensor.clone() for tensor in else_inps)))
+        return results_of(body(*(tensor.clone() for tensor in inputs)))
+    yes = results_of(then_body(*(tensor.clone() for tensor in then_inps)))
+    no = results_of(else_body(*(tensor.clone() for tensor in else_inps)))
     kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in made] for made in (yes, no)]
     if kinds[0] != kinds[1]:
         raise UsageError(
@@ -158,7 +153,8 @@ def _check_inference(place: str) -> None:
         )
 
 
-def _results(returned: Any) -> list[torch.Tensor]:
+def results_of(returned: Any) -> list[torch.Tensor]:
+    """The tensors that a function returned: several, or one."""
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
@@ -239,9 +235,8 @@ def serializedMatMul(
 ) -> torch.Tensor:
     """``lhs @ rhs`` in ``factor`` parts, one after the other: fewer temporaries are live at a time.
 
-    Of an (m x n) by (n x p) product, InputChannels splits m, ReducingDim n (and adds the parts,
-    in float32 if ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the
-    dimension.
+    Of (m x n) by (n x p), InputChannels splits m, ReducingDim n (adding the parts, in float32 if
+    ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the dimension.
     """
     check_tensor("serializedMatMul", lhs, rhs)
     if not isinstance(mode, MatMulSerializationMode):
@@ -295,9 +290,8 @@ class MultiConv:
     """``with MultiConv(): ...`` runs the convolutions inside together, each on a part of the tiles.
 
     None may need another's result. Their gradients run together too. Poplin gives the largest one
-    most of the tiles, so that of equal convolutions one runs on many tiles and the rest on few,
-    unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they run one after
-    another, each on all tiles. Numbers do not depend on it.
+    most of the tiles, unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial``
+    they run one after another, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -404,9 +398,8 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
 ) -> torch.Tensor:
     """Return the tensor, and print it, and its gradient as ``title_gradient``, when computed.
 
-    Prints to stderr in Poplar's layout (`ipu_exec.base.tensor_text`). 0 as
-    ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing in
-    the profile.
+    Prints to stderr in Poplar's layout (`ipu_exec.base.tensor_text`), at no modelled cost. 0 as
+    ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit.
     """
     check_tensor("ipu_print_tensor", tensor)
     if float_format not in FLOAT_FORMATS:

@@ -1,9 +1,8 @@
 """PyTorch's optimisers with the extra arguments that PopTorch adds, and LAMB.
 
-The extra arguments set how an IPU stores states and scales losses; they are checked and stored as
-attributes. The update of a float32 weight is PyTorch's, bit for bit. The caller then rounds the
-states to their types (``state_dtype``) and updates float16 weights in float32
-(`ipu_exec.numerics.precision`).
+The extra arguments set how an IPU stores states and scales losses. The update of a float32 weight
+is PyTorch's, bit for bit. The caller then rounds the states to their types (``state_dtype``) and
+updates float16 weights in float32 (`ipu_exec.numerics.precision`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str,
 class VariableAttributes:
     """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
 
-    Those passed to its constructor may. Of the others, ``setOptimizer`` refuses a new value only
-    for those that were marked as constant.
+    Those passed to its constructor. ``setOptimizer`` refuses only those marked as constant.
     """
 
     def __init__(
@@ -174,8 +172,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 class Optimizer:
     """Common part of PopTorch's optimisers: the arguments that torch does not have (``_own``).
 
-    Name and methods are those of [POPTORCH, python/optim.py]; applications test with
-    ``isinstance``.
+    Name and methods are of [POPTORCH, python/optim.py]; applications test with ``isinstance``.
     """
 
     _own: ClassVar[dict[str, Any]] = {}
@@ -216,10 +213,7 @@ class Optimizer:
         self.host_state_is_dirty = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`, for the next call.
-
-        Error for the state of one of PyTorch's own optimisers, as in PopTorch.
-        """
+        """Load a `state_dict` for the next call; Error, as in PopTorch, for a torch optimiser's."""
         self.set_state_dict(state_dict)
         super().load_state_dict(dict(state_dict))  # type: ignore[misc]
         self._ipu_groups = optimiser_state.settings(cast(torch.optim.Optimizer, self))
@@ -559,9 +553,8 @@ def attach(
 ) -> None:
     """Connect one of PopTorch's optimisers to the device that trains with it.
 
-    ``names``: its parameters' names in the compiled model. ``scale``: the factor of automatic
-    loss scaling. The device takes loaded states if there are any; otherwise the host may read its
-    states.
+    ``names``: its parameters' in the compiled model. ``scale``: automatic loss scaling's factor.
+    The device takes loaded states, if any; otherwise the host may read its states.
     """
     ours = poptorchs(optimizer)
     if ours is None:

@@ -2,8 +2,7 @@
 
 PopTorch's methods return the object and can be chained; values are attributes in snake case
 (``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a data
-loader freezes its options, because they determine what is compiled; ``clone()`` returns a copy
-that can change.
+loader freezes its options; ``clone()`` returns a copy that can change.
 """
 
 from __future__ import annotations
@@ -362,8 +361,7 @@ class Options(Group):
     def enableSyntheticData(self, enabled: bool | int) -> Self:
         """Model no transfer of inputs and outputs: the performance if the host cost nothing.
 
-        Numbers are still computed from the real data. A number is a PopART SyntheticDataMode (0:
-        off).
+        Numbers are computed from the real data. An int is a PopART SyntheticDataMode (0: off).
         """
         return self._flag(
             "enableSyntheticData",
@@ -373,9 +371,8 @@ class Options(Group):
     def enableExecutableCaching(self, path: str | None) -> Self:
         """Store compiled models in that directory and load them from there; "" or None: do not.
 
-        The file name depends on everything that determines the result: the captured model, the
-        inputs, these options, the compiler's sources. Loading runs no pickled code (see
-        `ipu_exec.session.files.executable_file`).
+        A file is named by the captured model, inputs, options and compiler's sources. Loading
+        runs no pickled code (see `ipu_exec.session.files.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 
@@ -404,9 +401,8 @@ class Options(Group):
     ) -> Self:
         """Let ``getAnchoredTensor(short_name)`` return the model's tensor ``long_name``.
 
-        ``long_name`` is one of the executor's ``getTensorNames()``; see
-        `ipu_exec.numerics.anchors`. Without a mode it covers the micro-batches whose outputs are
-        returned.
+        ``long_name``: one of ``getTensorNames()`` (`ipu_exec.numerics.anchors`). Without a mode
+        it covers the micro-batches whose outputs are returned.
         """
         if not isinstance(short_name, str) or not isinstance(long_name, str):
             raise UsageError(f"anchorTensor takes two names, not {short_name!r} and {long_name!r}")
@@ -533,8 +529,7 @@ class Options(Group):
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
         """Set options from a file: one call a line, without ``options.``.
 
-        For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Errors
-        name the line.
+        For example ``Training.gradientAccumulation(4)``. Errors name the line.
         """
         try:
             lines = Path(filepath).read_text().splitlines()

@@ -38,8 +38,7 @@ class PlannedMapping:
 
     ``kind``: "training" or "inference"; ``shards`` t, ``replicas`` r, ``micro_batch`` samples,
     ``accumulation`` micro-batches of a weight update (device iterations in inference),
-    ``state_in_parts``: optimiser state in parts on the replicas; ``script_samples``: samples of a
-    weight update in the script without the plan.
+    ``state_in_parts`` on replicas; ``script_samples``: of a weight update without the plan.
     """
 
     kind: str
@@ -236,8 +235,7 @@ def _mapping(path: Any, given: Any) -> PlannedMapping | None:
 class Proposal:
     """The choices of ``ipu-run --num-ipus`` besides stages.
 
-    ``modules`` begin a Block of their own name (none if the script has Blocks); a call has at
-    least ``micro_batches``.
+    ``modules`` begin Blocks of their names; a call has at least ``micro_batches``.
     """
 
     modules: tuple[str, ...]

@@ -1,9 +1,8 @@
 """``poptorch.profiling``: a script's activity on the host, as a trace for Perfetto.
 
-As PopTorch does for PopVision's system analyser, if ``PVTI_OPTIONS`` requests it (``{"enable":
-"true", "directory": "."}``): each process writes ``host-<pid>.trace.json`` there when it ends.
-Otherwise a channel does nothing. The modelled IPUs' activity is in the profile (``ipu-report
-trace``), on its own clock.
+If ``PVTI_OPTIONS`` requests it (``{"enable": "true", "directory": "."}``), each process writes
+``host-<pid>.trace.json`` there when it ends. The modelled IPUs' activity is in the profile
+(``ipu-report trace``), on its own clock.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Channel:
             trace.add(self._name, f"{self._name}.{name}", start, host_clock.now_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Make each call of these methods of ``obj`` a tracepoint; returns ``obj``.
-
-        Error if one lacks.
-        """
+        """Make each call of these methods of ``obj``, which is returned, a tracepoint."""
         for name in methods:
             method = getattr(obj, name, None)
             if not callable(method):

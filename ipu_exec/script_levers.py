@@ -52,10 +52,7 @@ class Levers:
 
 
 def parse(text: str, option: str = "--with") -> Levers:
-    """Levers as ``--with`` accepts them, separated by commas.
-
-    Error for an unknown one, which names the command's ``option``.
-    """
+    """Levers as ``--with`` accepts them, separated by commas; Error (of ``option``) if unknown."""
     levers = Levers(said=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
         pulled = _one(word, option)

@@ -132,6 +132,6 @@ def _name_ignored(args: argparse.Namespace) -> None:
     ignored = [f"--{n}" for n in names if getattr(args, n.replace("-", "_")) is not None]
     if ignored:
         print(
-            f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(ignored)}",
+            f"poprun: ignored, as modelled IPUs do not need them: {', '.join(ignored)}",
             file=sys.stderr,
         )

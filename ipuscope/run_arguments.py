@@ -112,12 +112,12 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help=(
-            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
+            "put the script's Blocks on N IPUs by the quickest split, or its model's layers if"
             " it names none: the script is compiled once for their costs (it runs up to its first"
             " model twice)"
         ),
     )
-    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
+    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # the former name
     parser.add_argument(
         "--compile-only",
         action="store_true",
@@ -130,7 +130,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         dest="levers",
         metavar="LEVERS",
         help=(
-            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
+            "compile only, with other settings: half, float, micro-batch=N, micro-batches=N (a"
             " weight update), recompute=yes|no, outputs=all|final|loss,"
             " state=on-chip|off-chip|in-parts, with commas between"
         ),
@@ -143,7 +143,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
+        help="accept, with a warning, what PopTorch refuses and works here",
     )
     _add_sweep(parser)
     _add_plan(parser)
@@ -174,12 +174,12 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
         )
     if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
-        parser.error("--plan goes without --instances, --placement and --num-ipus")
+        parser.error("--plan cannot be combined with --instances, --placement or --num-ipus")
     if args.plan is not None and args.compile_only:
         parser.error("--plan and --tune compile what they need: leave --compile-only out")
     alone = [name for name in OF_A_PLAN if getattr(args, name)]
     if args.plan is None and alone:
-        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N or --tune N")
+        parser.error(f"--{alone[0].replace('_', '-')} needs --plan N or --tune N")
     if args.replicas is not None and args.instances is None:
         parser.error(
             "--replicas counts those of all instances: say --instances too, or set"
@@ -188,7 +188,6 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a plan."""
     group = parser.add_argument_group("plan", _ABOUT)
     group.add_argument(
         "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
@@ -230,10 +229,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
     )
-    group.add_argument("--budget", metavar="TIME", help="begin no compile after 90s, 5m or 1h")
+    group.add_argument("--budget", metavar="TIME", help="start no compile after 90s, 5m or 1h")
     group.add_argument("--verify", type=positive, metavar="N", help="compile the best N in full")
     group.add_argument(
-        "--write", metavar="FILE", help="keep the plan: --placement FILE runs the script with it"
+        "--write", metavar="FILE", help="save the plan: --placement FILE runs the script with it"
     )
     group.add_argument("--json", action="store_true", help="print it as JSON")
     group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
@@ -246,7 +245,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    """Add ``--sweep``."""
     parser.add_argument(
         "--sweep",
         action="append",

@@ -75,7 +75,6 @@ class _Display:
         return time.monotonic() - self._start
 
     def _draw(self) -> None:
-        """Draw the bar as it is now, on a terminal."""
         from rich.console import Console
 
         with self._one_at_a_time:

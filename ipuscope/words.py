@@ -43,9 +43,7 @@ class Parser(argparse.ArgumentParser):
         options = [word for word in unknown if word.startswith("-")]
         if options:
             flag = options[0].split("=")[0]
-            self.error(
-                f"there is not an option {flag}{did_you_mean(flag, self._option_string_actions)}"
-            )
+            self.error(f"unknown option {flag}{did_you_mean(flag, self._option_string_actions)}")
         return parsed, unknown
 
 

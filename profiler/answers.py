@@ -133,10 +133,7 @@ def state_of(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def content(path: str | os.PathLike[str]) -> str:
-    """A digest of a file's bytes, stored and read once while the file stays as it is.
-
-    OSError if it cannot be read.
-    """
+    """A digest of a file's bytes, read and stored once per state; OSError if it cannot be read."""
     return _content(os.path.abspath(path), state_of(path))
 
 

@@ -85,10 +85,7 @@ class Fits(StrEnum):
 
 
 def byte_range(report: Report) -> tuple[float, float]:
-    """The factors of the fullest tile's predicted bytes between which the true ones likely are.
-
-    (1, 1) if the profile does not say.
-    """
+    """Factors of the fullest tile's bytes between which the truth likely is; (1, 1) if unknown."""
     error = report.meta.get("byte_error") or {"low": 1.0, "high": 1.0}
     return float(error["low"]), float(error["high"])
 

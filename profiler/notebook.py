@@ -1,7 +1,4 @@
-"""A report's display in a notebook: its facts, as self-contained HTML.
-
-Every name comes out of a file and is escaped.
-"""
+"""A report's facts in a notebook, as self-contained HTML; every name in the file is escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a profile was made: the command, the script, and each setting from outside of the script."""
+"""How a profile was made: the command, the script, and each setting made outside the script."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Provenance:
 
     @classmethod
     def of(cls, report: Report) -> Provenance:
-        """From a profile's header; empty where an older writer did not say, or says nonsense."""
+        """From a profile's header; empty if it has no (valid) entry."""
         content = report.meta.get(META)
         if not isinstance(content, dict):
             return cls()

@@ -1,7 +1,7 @@
-"""The vendor's ``libpvti``: a program says what its host does, in tracepoints on channels.
+"""The vendor's ``libpvti``: a program marks its host's activity by tracepoints on channels.
 
 ``import ipuscope.profiler.pvti as pvti``; under ``ipu-run`` it is ``libpvti``. Tracepoints nest, a
-thread at a time. A profile that is written meanwhile keeps them (table ``host_events``), so that
+thread at a time. A profile that is written meanwhile stores them (table ``host_events``), so that
 host and IPU are on one timeline; with ``PVTI_OPTIONS='{"enable": "true", "directory": "."}'`` they
 are also written to a ``.pvti`` file when the process ends. `ipuscope.profiler.pva.openTrace` reads
 both.
@@ -30,7 +30,7 @@ from ipuscope.profiler.file.records import HostEvent, HostValue
 F = TypeVar("F", bound=Callable[..., Any])
 
 OPTIONS_VARIABLE = "PVTI_OPTIONS"
-MOST_EVENTS = 1_000_000  # kept of a process; what comes later is left out
+MOST_EVENTS = 1_000_000  # of a process; later ones are dropped
 
 __all__ = [
     "Channel",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Channel:
-    """A channel of tracepoints; those of a disabled channel are not kept."""
+    """A channel of tracepoints; those of a disabled channel are dropped."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Channel:
 class Recorder:
     """The events of a process, in the order in which they end.
 
-    libpvti's functions have no object to keep them in, so that a process has one recorder.
+    libpvti's functions have no object to store them in: a process has one recorder.
     """
 
     def __init__(self) -> None:
@@ -142,18 +142,18 @@ def createTraceChannel(name: str) -> Channel:
 
 
 def checkTraceChannel(channel: Channel) -> bool:
-    """Whether a channel's tracepoints are kept."""
+    """Whether a channel's tracepoints are recorded."""
     return channel.enabled
 
 
 def enableTraceChannels(channels: Iterable[Channel]) -> None:
-    """Keep tracepoints of these channels from now on."""
+    """Record tracepoints of these channels from now on."""
     for channel in channels:
         channel.enabled = True
 
 
 def disableTraceChannels(channels: Iterable[Channel]) -> None:
-    """Keep none of these channels from now on."""
+    """Record none of these channels from now on."""
     for channel in channels:
         channel.enabled = False
 
@@ -178,17 +178,17 @@ class Tracepoint:
 
     @staticmethod
     def end(channel: Channel, label: str) -> None:
-        """Close it; ValueError where none of that name is open."""
+        """Close it; ValueError if none of that name is open."""
         recorder.end(channel, label)
 
     @staticmethod
     def event(channel: Channel, label: str) -> None:
-        """Something that takes no time."""
+        """Record something that takes no time."""
         recorder.instant(channel, label)
 
 
 def instrument_fn(channel: Channel) -> Callable[[F], F]:
-    """Decorator: every call of the function is a tracepoint, named as the function is."""
+    """Decorator: every call of the function is a tracepoint with the function's name."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -214,7 +214,7 @@ class Series:
         self._graph, self._name = graph, name
 
     def add(self, value: float) -> None:
-        """A point, now."""
+        """Add a point, now."""
         recorder.value(self._graph.name, self._name, self._graph.unit, value)
 
 
@@ -225,7 +225,7 @@ class Graph:
         self.name, self.unit = name, unit
 
     def addSeries(self, name: str) -> Series:
-        """A series of the graph."""
+        """Add a series to the graph."""
         return Series(self, name)
 
 
@@ -237,7 +237,7 @@ class HeatmapDouble:
 
     def __init__(self, name: str, edges: Sequence[float], unit: str = "") -> None:
         if len(edges) < 2 or list(edges) != sorted(edges):
-            raise ValueError(f"heatmap {name!r}: its edges are two or more numbers that rise")
+            raise ValueError(f"heatmap {name!r}: its edges must be two or more ascending numbers")
         self.name, self.edges, self.unit = name, list(edges), unit
 
     def add(self, values: Iterable[float]) -> None:
@@ -258,7 +258,7 @@ def _now() -> int:
 
 
 def _directory() -> Path | None:
-    """The directory of a ``.pvti`` file; None if the environment asks for none, or is not JSON."""
+    """The directory of a ``.pvti`` file; None unless the environment requests one in valid JSON."""
     try:
         options = json.loads(os.environ.get(OPTIONS_VARIABLE, "").strip() or "{}")
     except ValueError:
@@ -271,8 +271,8 @@ def _directory() -> Path | None:
 def _write_at_exit() -> None:
     folder = _directory()
     if folder is not None and (recorder.events or recorder.values):
-        said = time.strftime("%a_%b_%d_%H:%M:%S_%Y_%Z")
-        recorder.write(folder / f"{said}_{os.getpid()}.pvti")
+        time_of_day = time.strftime("%a_%b_%d_%H:%M:%S_%Y_%Z")
+        recorder.write(folder / f"{time_of_day}_{os.getpid()}.pvti")
 
 
 atexit.register(_write_at_exit)

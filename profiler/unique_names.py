@@ -13,20 +13,17 @@ def unique(names: Iterable[str]) -> list[str]:
     unique_names = []
     for name in in_order:
         number = met.get(name, -1) + 1
-        said = name
-        while number and (said := f"{name}/{number}") in reserved:
+        numbered = name
+        while number and (numbered := f"{name}/{number}") in reserved:
             number += 1
         met[name] = number
-        reserved.add(said)
-        unique_names.append(said)
+        reserved.add(numbered)
+        unique_names.append(numbered)
     return unique_names
 
 
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
-    """Unique names of operators as in PopART.
-
-    A name is the operator's path in ``names``, then PopART's word for it in ``kinds`` ("MatMul").
-    """
+    """Unique names as in PopART: a path from ``names``, then the word in ``kinds`` ("MatMul")."""
     paths = (name.rpartition("/")[0] for name in names)
     pairs = zip(paths, kinds, strict=True)
     return unique(f"{path}/{kind}" if path else kind for path, kind in pairs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-_NAMED = 9  # stages whose Blocks are counted one by one
+_NAMED = 9  # stages whose Blocks are listed one by one
 _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
 _TIMES = ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs"), (1e-9, " ns"))
 
@@ -42,7 +42,7 @@ def size(number: float) -> str:
 
 
 def shortened(words: str, most: int = 60) -> str:
-    """At most ``most`` characters, cut in the middle: the ends of a module path say most."""
+    """At most ``most`` characters, cut in the middle: the ends of a module path matter most."""
     if len(words) <= most:
         return words
     tail = (most - 1) * 2 // 3
@@ -51,10 +51,10 @@ def shortened(words: str, most: int = 60) -> str:
 
 def listed(words: Sequence[str], most: int, noun: str = "") -> str:
     """The first few: "a, b, c and 5 more"; with a noun, "and 5 more Blocks"."""
-    said, more = ", ".join(words[:most]), len(words) - most
+    text, more = ", ".join(words[:most]), len(words) - most
     if more <= 0:
-        return said
-    return f"{said} and {count(more, f'more {noun}') if noun else f'{more:,} more'}"
+        return text
+    return f"{text} and {count(more, f'more {noun}') if noun else f'{more:,} more'}"
 
 
 def ipus(numbers: Sequence[int]) -> str:
@@ -66,7 +66,7 @@ def ipus(numbers: Sequence[int]) -> str:
 
 
 def ends_of(names: Sequence[str], most: int = 60) -> str:
-    """Names in a row with commas; the first and the last where all take more than ``most``."""
+    """Names in a row with commas; the first and the last if all take more than ``most``."""
     words = ", ".join(names)
     if len(words) <= most or len(names) < 2:
         return shortened(words, most)
@@ -81,8 +81,8 @@ def folded(split: str) -> str:
     if len(blocks) <= _NAMED:
         return split
     runs = [(one, len(list(some))) for one, some in groupby(blocks)]
-    said = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
-    return " ".join([said, *where])
+    text = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
+    return " ".join([text, *where])
 
 
 def percent(share: float) -> str:
@@ -91,7 +91,7 @@ def percent(share: float) -> str:
 
 
 def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit in which it is 1 or more once it is rounded; else in the smallest."""
+    """In the largest unit in which it is 1 or more after rounding; else in the smallest."""
     smallest = units[-1]
     fits = [one for one in units if abs(float(f"{value / one[0]:.3g}")) >= 1]
     unit, name = fits[0] if fits else smallest

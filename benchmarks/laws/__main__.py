@@ -2,6 +2,7 @@
 
 python -m benchmarks.laws                        # 200 cases of each kind
 python -m benchmarks.laws --cases 2000 --kind softmax --seed 7
+python -m benchmarks.laws --rates --cases 100 # how often a user is surprised
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter
 
 from benchmarks.laws.cases import KINDS, drawn
 from benchmarks.laws.laws import LAWS, check
+from benchmarks.laws.rates import table
 from ipu_exec.machine import TARGETS, Machine
 
 
@@ -25,9 +27,15 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind")
     parser.add_argument("--target", choices=TARGETS, default="mk2")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rates", action="store_true", help="count surprises, leaving out none")
+    parser.add_argument("--worst", type=int, default=0, help="with --rates: name so many of each")
     args = parser.parse_args()
     target = TARGETS[args.target]
     machine, broken = Machine(target, target.tiles), []
+    if args.rates:
+        kinds = args.kind or list(KINDS)
+        print("\n".join(table(args.cases, args.seed, kinds, machine, args.worst)))
+        return 0
     start = time.process_time()
     for kind in args.kind or KINDS:
         source = random.Random(f"{kind} {args.seed}")

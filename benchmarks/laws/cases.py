@@ -67,6 +67,20 @@ def _sum(extents: tuple[int, ...], dtype: str) -> OpSpec:
     return _call("aten.sum.dim_IntList", (tensor(rows, columns, dtype=dtype), (1,)), out)
 
 
+def _column_sum(extents: tuple[int, ...], dtype: str) -> OpSpec:
+    rows, columns = extents
+    out = tensor(columns, dtype=dtype)
+    return _call("aten.sum.dim_IntList", (tensor(rows, columns, dtype=dtype), (0,)), out)
+
+
+def _layer(extents: tuple[int, ...], dtype: str) -> OpSpec:
+    batch, ins, outs = extents
+    weight = Operand((ins, outs), dtype, (1, ins), 0, ins * outs, None, "weight")
+    bias = tensor(outs, dtype=dtype, role="weight")
+    args = (bias, tensor(batch, ins, dtype=dtype), weight)
+    return _call("aten.addmm.default", args, tensor(batch, outs, dtype=dtype))
+
+
 def _softmax(extents: tuple[int, ...], dtype: str) -> OpSpec:
     whole = tensor(*extents, dtype=dtype)
     return _call("aten._softmax.default", (whole, 1, False), tensor(*extents, dtype=dtype))
@@ -108,9 +122,11 @@ class Kind:
 
 KINDS = {
     "product": Kind(_product, (1, 1, 1, 1), (16, 2048, 2048, 2048), True),
+    "layer": Kind(_layer, (1, 16, 16), (512, 4096, 4096), True),
     "convolution": Kind(_convolution, (1, 4, 4, 8, 1), (8, 256, 256, 56, 5), True),
     "embedding": Kind(_embedding, (8, 4, 1), (50_000, 1024, 4096)),
     "sum": Kind(_sum, (1, 2), (8192, 4096)),
+    "column sum": Kind(_column_sum, (2, 2), (8192, 4096)),
     "softmax": Kind(_softmax, (1, 2), (8192, 2048)),
     "layer norm": Kind(_norm, (1, 4), (8192, 2048)),
     "relu": Kind(_map("aten.relu.default"), (1, 1), (8192, 4096)),

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def paused() -> Iterator[None]:
     """Inside, no cycles of objects are looked for.
 
-    A compile and its profile make some million objects that live as long as the compiled model:
-    visiting them finds nothing and takes a fifth of the time (`benchmarks/compile`).
+    A compile makes a million objects that live on; visiting them finds nothing and takes a fifth
+    of the time (`benchmarks/compile`).
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -58,8 +58,7 @@ def stand_in() -> None:
 def _for_children() -> None:
     """Put the directory on the paths: PYTHONPATH for new interpreters, ``sys.path`` for the rest.
 
-    multiprocessing passes ``sys.path`` to its children. The script's directory comes first, as it
-    comes before installed packages.
+    The script's directory stays before it; multiprocessing's children get ``sys.path``.
     """
     if _FOR_CHILDREN not in sys.path:
         sys.path.insert(1, _FOR_CHILDREN)

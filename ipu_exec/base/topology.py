@@ -44,10 +44,9 @@ def gateways(target: Target, a: int, b: int) -> int:
 
 
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, at least 1.
+    """Links between two IPUs of a pod, at least 1; between racks a gateway is one.
 
-    On the ladder, with two IPUs to a rung, IPUs of a board are neighbours and 16 IPUs lie at most
-    7 apart (1.76 us there [JIA]). Between racks a gateway takes the place of a link.
+    IPUs of a board are neighbours on the ladder; 16 IPUs lie at most 7 apart (1.76 us [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -66,8 +65,8 @@ def latency_cycles(target: Target, a: int, b: int) -> float:
 def link_rate(target: Target, a: int, b: int) -> float:
     """Bytes a cycle in one direction between two IPUs of a pod: the slowest link on the way.
 
-    55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of its machine's gateway
-    between racks.
+    55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of a gateway between
+    racks.
     """
     if gateways(target, a, b):
         return target.gateway_bytes_per_cycle
@@ -118,10 +117,9 @@ def levels(target: Target, ring: Span) -> tuple[Span, ...]:
 def _one_ring(target: Target, ring: Span, nbytes: float, rounds: int) -> float:
     """Cycles of one ring.
 
-    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest
-    link sets the pace: one between boards is enough. From three members on, half of the data goes
-    each way (GCL's bidirectional ring; two directions carry twice one [JIA]); two members use
-    both ways anyway.
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU, at the pace of
+    the slowest link. From three members on, half of the data goes each way (GCL's bidirectional
+    ring; two directions carry twice one [JIA]); two members use both ways anyway.
     """
     steps = rounds * (ring.members - 1)
     moved = steps * nbytes / ring.members

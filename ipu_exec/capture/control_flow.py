@@ -39,10 +39,7 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """The values that the forward of a micro-batch reads off tensors.
-
-    Runs the model to find them, and restores it and the inputs, which it may write.
-    """
+    """The values that the forward of a micro-batch reads off tensors, by a run that is undone."""
     args, kwargs = tree_map(_copied, (args, kwargs))
     with (
         unchanged(model),

@@ -47,13 +47,7 @@ NOT_SHARDED = Shares({}, {})
 
 @contextlib.contextmanager
 def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) -> Iterator[Shares]:
-    """Inside, the model's modules run as the plan specifies.
-
-    ``fake``: the fake-tensor mode.
-
-    Errors: a plan that names no module, a style that PyTorch refuses for a module, a dimension
-    that the shards do not divide, tied weights that are split in two ways.
-    """
+    """Inside, the model's modules run as the plan specifies. ``fake``: the fake-tensor mode."""
     if sharding is None or sharding.shards == 1:
         yield NOT_SHARDED
         return

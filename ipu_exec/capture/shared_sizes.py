@@ -1,8 +1,7 @@
 """Notices views that name a size which the plan of tensor sharding cuts.
 
 ``view(batch, length, heads, -1)`` of an IPU's share gives all heads, each with a part of its
-size: another model, which costs more. ``view(batch, length, -1, head_size)`` gives the IPU's
-heads.
+size: another, dearer model. ``view(batch, length, -1, head_size)`` gives the IPU's heads.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def wanted(args: argparse.Namespace) -> Wanted:
 def launch(asked: Wanted, program: Sequence[str], arguments: Sequence[str]) -> int:
     """Run the program of these words in every instance of this host; returns the exit status.
 
-    0 if all ended well, else that of the first that failed (128 + the signal that killed it).
-    Error if the hosts do not connect.
+    0, or that of the first that failed (128 + its signal). Error if the hosts do not connect.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -30,10 +30,9 @@ _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
 def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks, or model's layers, on that many IPUs.
+    """The path of a placement of the script's Blocks, or layers, on that many IPUs.
 
-    The file exists as long as this process. Error if the script does not compile or no split can
-    run.
+    The file lasts as long as this process. Error if the script does not compile or nothing fits.
     """
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.search.near_fits import or_close
@@ -181,8 +180,8 @@ def _last_words(stderr: str) -> str:
 def quickest(costs: Costs, ipus: int) -> Split:
     """The fastest split onto that many IPUs, one stage each or with one that comes back.
 
-    The search is `ipu-report rebalance`'s: what overflows is never chosen while another fits.
-    ValueError if no split fits.
+    `ipu-report rebalance`'s search: nothing that overflows while another fits; ValueError if
+    none.
     """
     from ipuscope.planner.search.split_search import best_split, quickest_split, returning
 

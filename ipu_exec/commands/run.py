@@ -113,8 +113,7 @@ def _not_planned(program: Program) -> int:
 def run_instance(argv: Sequence[str]) -> int:
     """Run a program as one instance that torchrun started: its words, and its arguments.
 
-    If another instance's failure stopped it, it waits to be ended: only that one's traceback
-    shows.
+    If another instance failed, it waits to be ended, so that only that one's traceback shows.
     """
     tell_as_open_mpi()
     stand_in()
@@ -127,8 +126,7 @@ def run_instance(argv: Sequence[str]) -> int:
 def _leave(status: int) -> NoReturn:
     """End with this status, even if gloo's threads fail because another instance is gone.
 
-    Python's threads end and its exit handlers run; C++'s are skipped, because they may abort the
-    process ("terminate called without an active exception").
+    Python's threads and exit handlers run; C++'s are skipped, as they may abort the process.
     """
     if not status:
         threading._shutdown()  # type: ignore[attr-defined]

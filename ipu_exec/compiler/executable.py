@@ -26,10 +26,7 @@ _MOST_ROWS = 6  # of a table in the error of what does not fit
 
 @dataclass(frozen=True)
 class Executable:
-    """The results of all passes for a model: its placement, its costs and its tile memory.
-
-    `ipu_exec.compiler.rows.profile_rows` makes the rows of its profile.
-    """
+    """All passes' results for a model; `ipu_exec.compiler.rows.profile_rows` makes its profile."""
 
     graph: Graph
     placement: Placement

@@ -38,12 +38,7 @@ def lower_graph(
     machines: Sequence[Machine],
     options: CompileOptions,
 ) -> TileMapping:
-    """The pass: plan every operator.
-
-    ``machines`` has one machine per IPU.
-
-    LoweringError, with its source line, for an operator without a lowering.
-    """
+    """The pass: plan every operator. ``machines`` has one machine per IPU."""
     lowering = _Lowering(graph, placement, residency, machines, options)
     lowering.forward_and_backward()
     lowering.updates()
@@ -334,8 +329,7 @@ Layouts = Mapping[tuple[int, int], Layout]
 def one_after_another(graph: Graph, away: Container[int], layouts: Layouts) -> Layouts:
     """``layouts``, by (storage, stage), with each linear weight behind the last.
 
-    Accumulators and optimiser states stay with their weight, storages off the chip (``away``) as
-    they are.
+    States stay with their weight, storages off the chip (``away``) as they are.
     """
     at_home = {key: layout for key, layout in layouts.items() if key[0] not in away}
     starts = _starts(graph, at_home)

@@ -78,8 +78,7 @@ class StrategyOptions:
 class Location:
     """Where one kind of tensor is stored while nothing uses it.
 
-    The minimum numbers of elements are PopART's defaults [POPART,
-    willow/include/popart/sessionoptions.hpp].
+    Minimum elements: PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False

@@ -46,10 +46,7 @@ def capture_model(
     options: CompileOptions,
     sharding: TensorSharding | None = None,
 ) -> Graph:
-    """The graph of one micro-batch, and of one weight update if there is an optimiser.
-
-    ``sharding``: how the IPUs of a stage share its tensors; the graph is that of one of them.
-    """
+    """The graph of one micro-batch, and of an update with an optimiser, on one of the shards."""
     graph = capture(
         model,
         args,

@@ -19,10 +19,7 @@ _BESIDE = (
 
 
 def check_module(lib: Library, trainer: Any) -> None:
-    """MisconfigurationException for a LightningModule that cannot be compiled.
-
-    Warns of hooks that work but are not in the profile.
-    """
+    """MisconfigurationException for what cannot be compiled; warns of hooks not in the profile."""
     module = trainer.lightning_module
     if trainer.state.fn != lib.TrainerFn.FITTING:
         return

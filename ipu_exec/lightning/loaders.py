@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import joined, learn
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.options import Options
 
@@ -35,7 +35,8 @@ class _ForReplicas:
             if len(group) < self._replicas or len(sizes) > 1:
                 _say_left_out(len(group), self._replicas)
                 continue
-            yield joined(group)
+            learn(group[0])
+            yield joined(group, _join)
 
     def __len__(self) -> int:
         if not isinstance(self._inner, Sized):
@@ -71,10 +72,7 @@ class _Wrapped(_ForReplicas):
 
 @lru_cache
 def _for_steps(kind: Any) -> Any:
-    """A subclass of an `ipu_exec.DataLoader`'s class that yields a step's samples, not a call's.
-
-    It has one base, so that a loader can change its class to it.
-    """
+    """A subclass of one base, so that loaders can become it, that yields a step's samples."""
 
     def iterate(self: Any) -> Iterator[Any]:
         steps = _steps(self)
@@ -95,11 +93,10 @@ def _steps(loader: Any) -> int:
 
 
 def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
-    """``loader`` with a batch of every replica at a time.
+    """``loader`` with a batch of every replica at a time, in its order and random numbers.
 
     A data loader stays one, and is an `ipu_exec.DataLoader` too; one of those is itself changed,
-    since the Trainer uses the user's. The loader gives its batches in the same order, with the
-    same random numbers.
+    since the Trainer uses the user's.
     """
     if isinstance(loader, DataLoader):
         by_step = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
@@ -149,15 +146,8 @@ def as_given(loader: Any) -> None:
         loader.__class__ = whole_calls
 
 
-def joined(batches: Sequence[Any]) -> Any:
-    """Batches joined along dimension 0; scalars and other objects are the first batch's."""
-    learn(batches[0])
-    flat = [tree_flatten(batch) for batch in batches]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return tree_unflatten([_join(column) for column in columns], flat[0][1])
-
-
 def _join(column: Sequence[Any]) -> Any:
+    """Leaves joined along dimension 0; scalars and other objects are the first batch's."""
     first = column[0]
     return torch.cat(list(column)) if isinstance(first, torch.Tensor) and first.dim() else first
 

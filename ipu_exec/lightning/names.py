@@ -68,8 +68,7 @@ def _around(connector: Any, name: str) -> Callable[[_Method], None]:
 def _connect(lib: Library, made: Names) -> None:
     """Make a Trainer combine accelerator, strategy and precision.
 
-    Lightning's registries only have names; its connector decides which strategy and precision an
-    accelerator takes, and only for its own ones.
+    Lightning's connector only does so for its own accelerators; registries only have names.
     """
     connector = lib.AcceleratorConnector
 

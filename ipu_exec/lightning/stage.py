@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ipu_exec.base import host_clock
+from ipu_exec.base.structures import joined
 from ipu_exec.capture.control_flow import path, read_contents
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement import place
@@ -90,8 +91,7 @@ class StageModel:
     def _state(self) -> tuple[Any, ...]:
         """The compiled-in state that may change from step to step.
 
-        The executor checks more, such as the optimiser's structure: once an epoch, because that
-        takes as long as a small model's forward.
+        The executor checks more (optimiser structure) once an epoch: that takes a forward's time.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
         trained = [weight.requires_grad for weight in self._weights]
@@ -166,12 +166,12 @@ class StageModel:
     ) -> Any:
         """Compute the step for the micro-batch of each replica; returns the result of one device.
 
-        ``parts``: arguments of the step. Logged values go to Lightning's results. The caller
-        closes ``until_backward`` after the backward of a training step.
+        ``parts``: the step's arguments. The caller closes ``until_backward`` after the backward.
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
-        shapes = _shapes(tensors)  # of every replica: they share a batch equally
+        # of every replica: they share a batch equally
+        shapes = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
         executor = self.prepare(tensors, accumulation, shapes)
         self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
@@ -192,7 +192,7 @@ class StageModel:
                 returned.append(outcome)
             logs.append(logged)
         give(trainer, logs)
-        return _joined(returned)
+        return joined(returned, _join)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
         """A replica's running statistics; None: the model's (first replica, inference)."""
@@ -264,22 +264,8 @@ class StageModel:
             executor.destroy()
 
 
-def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
-    return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-
-
-def _joined(returned: Sequence[Any]) -> Any:
-    """The replicas' results as one device would return them for all samples.
-
-    Floating-point numbers are averaged, counts added up, other tensors joined along dimension 0.
-    """
-    flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    leaves = [_join(column) for column in columns]
-    return torch.utils._pytree.tree_unflatten(leaves, flat[0][1])
-
-
 def _join(column: Sequence[Any]) -> Any:
+    """One device's result: the mean of floats, sum of counts, or tensors along dimension 0."""
     first = column[0]
     if not isinstance(first, torch.Tensor):
         return first

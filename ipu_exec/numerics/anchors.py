@@ -2,8 +2,7 @@
 
 Names are the compiled graph's: ``fc1/addmm:0`` (an operator's result), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
-and ``UpdatedVar___fc1.weight`` (after a weight update), also with PopTorch's
-``model.fc1.weight``.
+and ``UpdatedVar___fc1.weight`` (after a weight update), or ``...___model.fc1.weight``.
 """
 
 from __future__ import annotations
@@ -84,12 +83,10 @@ def canonical(name: str, names: set[str]) -> str:
 
 
 class Watch:
-    """Stores anchored tensors during a call.
+    """Stores anchored tensors during a call. ``anchors`` have canonical names.
 
-    ``anchors`` have canonical names.
-
-    ``exceptions``: check all tensors, with an Error for a floating-point exception. ``others``:
-    gives anchored tensors that are not the graph's.
+    ``exceptions``: Error for a floating-point exception of any tensor. ``others``: not the
+    graph's.
     """
 
     def __init__(

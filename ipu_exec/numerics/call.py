@@ -68,8 +68,7 @@ class Outputs:
 
     Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all.
     Each replica's are concatenated along dimension 0, replicas innermost. Several scalars become
-    a vector, one stays a scalar. An IPU has no 64-bit numbers: int64 and float64 become int32 and
-    float32.
+    a vector, one stays a scalar. As on an IPU, int64 and float64 become int32 and float32.
     """
 
     plan: CallPlan

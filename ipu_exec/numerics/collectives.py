@@ -90,9 +90,8 @@ class Instances:
     ) -> dict[Any, torch.Tensor]:
         """Gradients summed over the replicas of all instances, in the order of the replicas.
 
-        ``replicas``: each local replica's gradients by parameter, for those that it used;
-        parameters that none used are left out. All instances have the same parameters in the same
-        order, and equally many replicas.
+        ``replicas``: each local replica's gradients by parameter that it used. All instances have
+        the same parameters in the same order, and equally many replicas.
         """
         used = torch.tensor([[p in gradients for p in parameters] for gradients in replicas])
         _refuse_sparse(replicas)

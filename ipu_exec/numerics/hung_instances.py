@@ -1,8 +1,7 @@
 """Names the instance that the others wait for, and its place, while they go on waiting.
 
-Each instance has a thread that looks at the store where they met. An instance that waits long
-writes the number of its exchange there; one that has not come to it is asked for its Python
-stack, which its thread answers.
+Each instance has a thread that looks at their store. One that waits long writes the number of its
+exchange there; one that has not come to it is asked for its Python stack.
 """
 
 from __future__ import annotations

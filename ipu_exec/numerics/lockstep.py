@@ -26,10 +26,7 @@ from ipu_exec.numerics.collectives import Instances
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Replicas that norm together: groups of ``size``, consecutive among all instances' replicas.
-
-    ``local``: replicas of this instance, from number ``first`` on.
-    """
+    """Replicas that norm together: groups of ``size`` in a row; ``local`` ones from ``first``."""
 
     size: int
     local: int
@@ -56,8 +53,7 @@ class Abandoned(BaseException):
 class Turns:
     """Runs one piece of work per local replica; they meet at `meet`.
 
-    ``put_away(replica)`` and ``bring_back(replica)`` are called when a replica's turn ends and
-    begins, while none of its code runs.
+    ``bring_back(replica)`` and ``put_away(replica)`` are called before and after its turns.
     """
 
     def __init__(

@@ -71,8 +71,7 @@ def check_batch(inputs: Any, plan: CallPlan) -> None:
 def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
     """``inputs`` as an IPU receives them: no gradients (with a warning), float64 as float32.
 
-    A model that contains float64 gets float64: PyTorch, which computes the numbers, does not mix
-    types.
+    A model that contains float64 gets float64: PyTorch does not mix types.
     """
 
     def one(leaf: Any) -> Any:
@@ -118,9 +117,9 @@ def micro_batch(
 class ReplicaBuffers:
     """Buffers (running statistics) of replicas 1, 2, ...; the model's own are replica 0's.
 
-    Replicas run on other data, so their buffers differ from the first call on. They are counted
-    within this instance. ``randomness``: None if they draw one after another from PyTorch's
-    generator, as a plain loop does.
+    Replicas, counted within this instance, run on other data, so their buffers differ.
+    ``randomness``: None if they draw one after another from PyTorch's generator, as in a plain
+    loop.
     """
 
     def __init__(self, randomness: ReplicaRandomness | None = None) -> None:

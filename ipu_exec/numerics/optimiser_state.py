@@ -35,8 +35,7 @@ def states(
 ) -> dict[str, torch.Tensor]:
     """Copies of the optimiser's states of each parameter; 0, as on the device, before a step.
 
-    ``scale``: automatic loss scaling's factor of the loss, if it is on; stored as a factor of the
-    optimiser's ``loss_scaling``.
+    ``scale``: automatic loss scaling's factor, stored as a factor of ``loss_scaling``.
     """
     states = {}
     if scale is not None:

@@ -38,8 +38,7 @@ _SETTINGS = {
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """float32 ``values`` as float16, rounded so that the expected result is the value itself.
 
-    Values beyond the largest float16 become that; NaN stays. Subnormal results have their own,
-    even spacing.
+    Values beyond the largest float16 become that; NaN stays. Subnormals are spaced evenly.
     """
     values = values.clamp(-HALF_MAX, HALF_MAX)
     near = values.half()
@@ -170,8 +169,7 @@ class Precision:
     ) -> None:
         """Round accumulated gradients if the optimiser stores them in float16.
 
-        ``replica``: counted over all instances. Each replica draws its own numbers, so that the
-        weight update draws the same ones everywhere.
+        ``replica`` (over all instances) draws its own numbers, so that updates draw the same.
         """
         if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
@@ -182,9 +180,8 @@ class Precision:
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Inside, float16 weights and gradients are float32; afterwards they are rounded.
 
-        An IPU's optimisers also compute in float32, including PyTorch's after conversion: neither
-        a gradient that is scaled back nor Adam's ``eps`` need fit into float16. States in float16
-        are rounded too.
+        An IPU's optimisers also compute in float32: neither a gradient that is scaled back nor
+        Adam's ``eps`` need fit into float16. States in float16 are rounded too.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]

@@ -80,8 +80,7 @@ class TrainingOptions(Group):
     def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
         """Let batch norms compute their statistics over groups of that many replicas.
 
-        Groups are consecutive among the replicas of all instances; 1: each replica alone.
-        PopTorch has no such option; its name is that of TensorFlow for IPUs.
+        Groups are consecutive over all instances. The name is TensorFlow's for IPUs.
         """
         name = "Training.distributedBatchNormReplicaGroupSize"
         return self._count(name, batch_norm_replicas=replicas)
@@ -121,8 +120,7 @@ class PrecisionOptions(Group):
         """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
 
         An IPU rounds every float16 result that way. Here the update is computed in float32 and
-        rounded at its end; activations and gradients are rounded as in PyTorch. Float32 models do
-        not change.
+        rounded at its end; all else, and float32 models, are as in PyTorch.
         """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
@@ -141,8 +139,7 @@ class PrecisionOptions(Group):
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Raise an Error that names an operator that divides by zero, overflows or makes NaN.
 
-        Comparing NaN is one too. See `ipu_exec.numerics.floating_point`. Checking every result
-        takes time.
+        Comparing NaN is one too. See `ipu_exec.numerics.floating_point`; it takes time.
         """
         return self._flag(
             "Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled
@@ -160,8 +157,8 @@ class PrecisionOptions(Group):
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """How operands of float16 and float32 combine: cast to float16, or PyTorch's promotion.
 
-        An in-place operation has the dtype of the tensor that it writes. The default is PyTorch's
-        rule, as in PopTorch since 3.0.
+        PyTorch's rule is the default, as in PopTorch since 3.0. In place, the written dtype
+        counts.
         """
         return self._enum(
             "Precision.halfFloatCasting",
@@ -254,11 +251,7 @@ class PopartOptions(Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """Enable or disable PopART's patterns by name.
-
-        Only ``SparseAccumulate`` and ``TiedGatherAccumulate`` have an effect
-        (`ipu_exec.capture.rewrites.patterns`).
-        """
+        """Set PopART's patterns; some have effects (`ipu_exec.capture.rewrites.patterns`)."""
         if not isinstance(patterns, Mapping):
             raise UsageError(
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"

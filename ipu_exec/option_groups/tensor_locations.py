@@ -29,11 +29,10 @@ class TensorLocationSettings(Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica stores only its part.
+        """Each replica stores only its part of weights, optimiser states and accumulators.
 
-        Of weights, optimiser states and accumulators. Of activations only if phases are
-        pipelines: those that all IPUs of a stage (`tensorSharding`) have alike wait off the chip
-        in parts.
+        Of activations only if phases are pipelines: those that all IPUs of a stage
+        (`tensorSharding`) have alike wait off the chip in parts.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
@@ -123,11 +122,7 @@ class TensorLocationOptions(Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights are stored.
-
-        Those off the chip are loaded for each use in forward, backward and update; in phased
-        execution, by default with their phase.
-        """
+        """Where weights are stored; off the chip they are loaded for each use, or phase."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -139,10 +134,9 @@ class TensorLocationOptions(Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192; the others compute meanwhile.
 
-        They transfer the tensors of `set_overlap_for_input` and `set_overlap_for_output` while
-        the others compute.
+        For the tensors of `set_overlap_for_input` and `set_overlap_for_output`.
         """
         if (
             isinstance(num_tiles, bool)

@@ -34,10 +34,7 @@ class _Distributed(poptorch._DistributedOptions):
 
 
 class Options(poptorch.Options):
-    """Options with this instance's replicas: the total divided by the number of instances.
-
-    ``ipus_per_replica``: by default the launch's. RuntimeError for settings of the launch.
-    """
+    """Options with this instance's part of the replicas; RuntimeError for the launch's settings."""
 
     def __init__(self, ipus_per_replica: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -56,9 +56,7 @@ def agree(
     inputs: Mapping[str, Any],
     optimiser: object,
 ) -> tuple[Peer, ...]:
-    """All instances, once they agree on script and options.
-
-    UsageError names what differs.
+    """All instances, once they agree on script and options; UsageError names what differs.
 
     ``inputs``: kinds and shapes; ``optimiser``: its structure. Weights and buffers become those
     of instance 0, with a warning if they differed.

@@ -46,10 +46,9 @@ def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[
 
 
 def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:
-    """A micro-batch of ``samples`` in the precision and of the size that the levers say.
+    """A micro-batch of ``samples`` in the levers' precision and size.
 
-    Samples are repeated if it needs more (only shapes count). Tensors with another first
-    dimension stay.
+    Samples are repeated if need be: shapes count. Other first dimensions stay.
     """
     wanted = levers.micro_batch or samples
 

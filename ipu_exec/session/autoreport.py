@@ -1,9 +1,8 @@
 """autoreport: writes a compiled model and its first runs to ``profile.pop``.
 
 In ``<directory>/training`` or ``<directory>/inference`` (docs/libpva.md#files-of-a-run,
-docs/libpva.md#engine-options). If another process writes there, ``training-2`` (``-3`` ...) is
-used, and the log says so. If a profile cannot be written, the run continues without one after one
-warning with the reason.
+docs/libpva.md#engine-options); if another process writes there, in ``training-2`` (``-3`` ...).
+If a profile cannot be written, the run continues after one warning with the reason.
 """
 
 from __future__ import annotations
@@ -167,10 +166,7 @@ class ProfileSession:
 
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:
-    """A writer in the first of ``kind``, ``kind-2``, ... in which no other process writes.
-
-    ProfileError if that cannot be written, or if all are in use.
-    """
+    """A writer in the first of ``kind``, ``kind-2``, ... that is free; ProfileError if none is."""
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"
         try:

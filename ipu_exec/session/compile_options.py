@@ -29,10 +29,7 @@ from ipuscope.profiler.timeline.schedule_types import LEAST_BESIDE
 def compile_options(
     options: Options, training: bool, micro_batch: int, groupings: Groupings
 ) -> CompileOptions:
-    """The compiler's options for ``options``.
-
-    ``micro_batch``: samples; ``groupings``: weights that differ between replicas.
-    """
+    """The compiler's options; ``micro_batch``: samples, ``groupings``: weights by replica."""
     accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
     strategy = strategy_options(options.execution_strategy, options.placement_choices)
     phased = strategy.execution is Execution.PHASED
@@ -53,7 +50,9 @@ def compile_options(
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,
-        auto_round_ipus=bool(options.auto_round_num_ipus) or _offline(options),
+        # without a device to attach any number of IPUs is allowed
+        auto_round_ipus=bool(options.auto_round_num_ipus)
+        or options.connection_type is ConnectionType.Never,
         sync_pattern=options.sync_pattern,
         half_float_casting=options.Precision.half_float_casting,
         float_statistics=options.Precision.running_statistics_always_float,
@@ -101,20 +100,18 @@ def _fully_connected(settings: Mapping[str, Any], training: bool) -> str:
     return TRAINING if asked.startswith("TRAINING") else INFERENCE
 
 
-def _offline(options: Options) -> bool:
-    """Whether there is no device to attach, so that any number of IPUs is allowed."""
-    return options.connection_type is ConnectionType.Never
-
-
 def strategy_options(
     strategy: ExecutionStrategy, choices: Sequence[StageChoice] = ()
 ) -> StrategyOptions:
-    """The stages that a strategy names, and how they are scheduled.
-
-    ``choices``: how each stage saves memory, from a placement file.
-    """
+    """The stages that a strategy names, their schedule, and their memory ``choices``."""
     if isinstance(strategy, PipelinedExecution) and strategy.phases:
-        return _pipelined_phases(strategy)
+        return StrategyOptions(
+            Execution.PHASED,
+            strategy.auto_stage,
+            _stages_of_phases(strategy),
+            liveness=Liveness.OffChipAfterEachPhase,
+            pipelined_phases=True,
+        )
     if not isinstance(strategy, PhasedExecution):
         ways = tuple(choices) or (StageChoice(),) * len(strategy.stages)
         stages = tuple(
@@ -135,16 +132,6 @@ def strategy_options(
         strategy.parallel,
         strategy.liveness,
         strategy.separate_backward_phase,
-    )
-
-
-def _pipelined_phases(strategy: PipelinedExecution) -> StrategyOptions:
-    return StrategyOptions(
-        Execution.PHASED,
-        strategy.auto_stage,
-        _stages_of_phases(strategy),
-        liveness=Liveness.OffChipAfterEachPhase,
-        pipelined_phases=True,
     )
 
 

@@ -123,10 +123,7 @@ class Compiled(OnDevice):
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
-        """Compile.
-
-        ``contents``: values that the forward reads from tensors, else found by a run.
-        """
+        """Compile. ``contents``: what the forward reads off tensors, else found by a run."""
         from ipu_exec.session.compilation import compile_step
 
         start = time.perf_counter()
@@ -355,10 +352,7 @@ class Compiled(OnDevice):
         return self._executable is not None
 
     def compilationTime(self) -> timedelta:
-        """The duration of the last compilation.
-
-        Error before compiling and if ``showCompilationProgressBar`` is off, as in PopTorch.
-        """
+        """The duration of the last compilation; Error without a compile or its progress bar."""
         if self._executable is None:
             raise UsageError("Please compile the model before obtaining compilation time.")
         if not self._options.compilation_progress_bar:
@@ -368,10 +362,7 @@ class Compiled(OnDevice):
         return timedelta(seconds=self._compilation_seconds)
 
     def destroy(self) -> None:
-        """Finish the profile and discard the executable; the next call compiles again.
-
-        The user's module can be wrapped again.
-        """
+        """Finish the profile and discard the executable; the user's module can be wrapped again."""
         self.copyWeightsToHostIfNeeded()
         self._release()
         self._modes = ()

@@ -30,10 +30,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy-on-write clone, or a plain one if its memory cannot be shared.
+    """A copy-on-write clone, or a plain one of memory that PyTorch did not allocate.
 
-    That is memory that PyTorch did not allocate (a file, an array, other processes): writing to
-    what `torch.load` returned would end the process.
+    Of a file, an array, other processes: writing to `torch.load`'s would end the process.
     """
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.is_shared():
@@ -84,8 +83,7 @@ class DeviceTensors:
     def training(self, host: Tensors) -> Iterator[None]:
         """Run a training call from the device's tensors, and update the host's with the result.
 
-        Values written to the host's tensors meanwhile are lost, as when PopTorch copies trained
-        weights.
+        Values written to the host's tensors meanwhile are lost, as in PopTorch.
         """
         if not self._tensors:
             yield
@@ -107,10 +105,7 @@ class DeviceTensors:
 
     @contextlib.contextmanager
     def inference(self, host: Tensors, buffers: Tensors) -> Iterator[None]:
-        """Run an inference call with the device's tensors; the host's are not changed.
-
-        ``buffers`` are those of ``host`` that the model may write.
-        """
+        """Run an inference call with the device's tensors; ``buffers``: those it may write."""
         if not self._tensors:
             yield
             return

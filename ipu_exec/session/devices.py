@@ -1,7 +1,6 @@
 """The IPUs that the models of this process hold.
 
-There are any number of IPUs, but a device requested by its id (``Options.useIpuId``) is exclusive
-until the model that has it detaches.
+Any number exists, but one with an id (``Options.useIpuId``) is one model's until it detaches.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def load(
 ) -> PoplarExecutor:
     """The compiled model of a file that ``compileAndExport`` or ``save`` wrote with its model.
 
-    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: load files
-    only from people you trust.
+    ``edit_opts_fn`` may change the options first. Warns that it unpickles: trust the file's
+    author.
     """
     exported = executables.read_model(filename)
     options = exported["options"]

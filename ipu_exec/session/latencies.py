@@ -27,10 +27,9 @@ def none() -> Counters:
 def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     """Seconds since the call began, ``[event][input or output][micro-batch]``.
 
-    Micro-batches are in the order of the batch: device iteration, accumulation step, replica;
-    replicas run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send
-    once. An input that nothing reads is complete when requested. The times are the schedule's,
-    equal for every call.
+    Micro-batches are in the batch's order: device iteration, accumulation step, replica; replicas
+    run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send once. An
+    input that nothing reads is complete when requested. All calls have the schedule's times.
     """
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     count = int(schedule.micro_batch.max()) + 1
@@ -93,6 +92,7 @@ def _column(
     across = executable.timeline.costs.across
     last = (trace.iterations - 1, int(schedule.micro_batch.max()))
     seconds: list[float] = []
+    local_replicas = executable.options.replicas // executable.options.instances
     for iteration, micro_batch in micro_batches:
         within = _times(executable, kind, stage, micro_batch)[end]
         at = schedule.head + iteration * trace.iteration_cycles + within
@@ -100,7 +100,7 @@ def _column(
             at = schedule.head * end  # before the first device iteration
         if across and kind == schedule_types.UNLOAD and (iteration, micro_batch) == last:
             at = executable.cycles_per_call - schedule.tail * (not end)  # after the last
-        seconds += [at * (1 / executable.target.clock_hz)] * _local_replicas(executable)
+        seconds += [at * (1 / executable.target.clock_hz)] * local_replicas
     return seconds
 
 
@@ -150,8 +150,3 @@ def latency(
     begun = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
     spent = [end - start for start, end in zip(begun, ends, strict=True)]
     return min(spent), max(spent), statistics.fmean(spent)
-
-
-def _local_replicas(executable: Executable) -> int:
-    """The replicas whose inputs and outputs this instance handles."""
-    return executable.options.replicas // executable.options.instances

@@ -1,8 +1,7 @@
 """Lines of a plain PyTorch loop that are left around the call of a training model.
 
 The call runs forward, backward and update, so that these lines do nothing, or not what their
-author thinks. They are read from the caller's source before the first compile, since `ipu-run
---compile-only` ends the script there.
+author thinks. They are found before the first compile, where `--compile-only` ends.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ Leftover = tuple[int, str, str]  # its line, its source, what to do
 def warn_of_leftovers(frame: FrameType | None, model: torch.nn.Module) -> None:
     """Warn of all such lines in the innermost loop (or else function) that calls ``model``.
 
-    ``frame``: the caller's. Only optimisers, losses and modules of this model count: a loop may
-    train another one on the host.
+    ``frame``: the caller's. Lines count that concern this model, not one trained on the host.
     """
     if frame is None:
         return

@@ -1,9 +1,8 @@
 """Train or eval: a model stays in the mode in which it was compiled.
 
-PopTorch wraps a shallow copy of the model with its own ``training``; the modules inside are
-shared, and their mode is fixed when they are compiled [POPTORCH, python/__init__.py,
-``trainingModel``]. Later calls of ``train()`` and ``eval()`` only affect those who run the module
-itself.
+PopTorch wraps a shallow copy with its own ``training``; the modules inside are shared, and their
+mode is fixed when they are compiled [POPTORCH, python/__init__.py, ``trainingModel``]. Later
+calls of ``train()`` and ``eval()`` only affect those who run the module itself.
 """
 
 from __future__ import annotations

@@ -233,10 +233,7 @@ class OnDevice:
         return loaded
 
     def copyWeightsToHost(self) -> None:
-        """Copy the device's weights and buffers to the model.
-
-        Error before compiling. Reading a trained model's weights does this implicitly.
-        """
+        """Copy the device's weights and buffers to the model. Error before compiling."""
         self._need_executable("copyWeightsToHost")
         logger.debug("Writing weights from IPU to host")
         if not self._host_is_behind:  # else the host has them, and what its user wrote since
@@ -255,8 +252,7 @@ class OnDevice:
     def copyWeightsToDevice(self) -> None:
         """Copy the model's weights and buffers to the device and its replicas.
 
-        Error before compiling. Attaching does this too; later changes of the model's weights
-        require a call.
+        Error before compiling. Attaching does this too; later changes require a call.
         """
         self._need_executable("copyWeightsToDevice")
         if self._host_is_behind:
@@ -349,10 +345,7 @@ class OnDevice:
             self._tell()
 
     def _use_running_means(self) -> None:
-        """Let float16 accumulators hold running means, so that they do not overflow.
-
-        See docs/poptorch-semantics.md#gradients. Error if compiled with another strategy already.
-        """
+        """Let float16 accumulators hold running means: docs/poptorch-semantics.md#gradients."""
         strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
         if self._executable is not None and strategy is not MeanReductionStrategy.Running:
             raise UsageError(
@@ -440,11 +433,7 @@ class OnDevice:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from.
-
-        PyTorch's, unless `Options.randomSeed` or a loaded state gives the device its own. Error
-        before compiling.
-        """
+        """State of random operators' generator, PyTorch's unless set. Error before compiling."""
         self._need_executable("rng_state")
         own = torch.get_rng_state() if self._rng is None else self._rng
         return list(own.tolist())

@@ -110,10 +110,7 @@ def deep_enough(options: Options, training: bool, least: int, samples: int) -> O
 
 
 def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
-    """Let each module that begins no Block begin one of its own name.
-
-    Names that the model lacks are left to the compile, which reports what the model opens.
-    """
+    """Let each module that begins no Block begin one of its name; a compile reports others."""
     by_name = dict(model.named_modules())
     for name in modules:
         if name in by_name and not begins_block(by_name[name]):
@@ -123,8 +120,7 @@ def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
 def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
     """The modules that should begin Blocks, in the order in which the model calls them.
 
-    If there are fewer layers than stages, layers are cut inside, where no more bytes cross than
-    at their beginning.
+    If there are too few, they are cut inside, where no more bytes cross than before them.
     """
     first = _first_operators(graph)
     names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)
@@ -138,10 +134,7 @@ def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...
 
 
 def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
-    """The layers of its lists, and its other parts with weights.
-
-    A layer is not searched further, unless its lists are lists of layers.
-    """
+    """The layers of its lists (of layers), and its other parts with weights."""
     parts = _with_weights(module)
     for label, child in parts.items():
         path = f"{name}.{label}" if name else label
@@ -230,10 +223,9 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
 def script_lines(
     blocks: Sequence[str], ipus: Sequence[int], micro_batches: int, training: bool
 ) -> Iterator[str]:
-    """Script lines that put the Blocks on their IPUs, for a model in the variable ``model``.
+    """Script lines that put the Blocks on their ``ipus``, for a model in the variable ``model``.
 
-    ``ipus``: of each Block. ``micro_batches``: the accumulation (device iterations); 1 needs no
-    line.
+    ``micro_batches``: the accumulation (device iterations); 1 needs no line.
     """
     for name, ipu in zip(blocks, ipus, strict=True):
         yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'

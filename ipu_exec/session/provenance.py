@@ -26,10 +26,7 @@ _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 
 
 def provenance() -> dict[str, Any]:
-    """The command, the script, and each setting from outside of the script.
-
-    `ipuscope.profiler.provenance` reads it back and explains each entry.
-    """
+    """The command, the script, and each setting from outside (`ipuscope.profiler.provenance`)."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = os.path.abspath(main) if main else ""
     told = json.loads(os.environ.get(COMMAND_VARIABLE, "{}"))
@@ -73,8 +70,7 @@ MOST_OF_ONE = 256 << 10
 def source_text(graph: Graph) -> dict[str, str]:
     """Text by file, those with the most operators first, as far as there is room.
 
-    Files that cannot be read (a notebook's cells) are left out, and all with ``ipu-run
-    --no-source``.
+    Without files that cannot be read (a notebook's cells); none with ``ipu-run --no-source``.
     """
     if os.environ.get(NO_SOURCE_VARIABLE):
         return {}

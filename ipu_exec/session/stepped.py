@@ -1,8 +1,7 @@
 """A compiled model whose numbers another loop computes, one micro-batch at a time.
 
-A trainer with its own loop (`ipu_exec.lightning`) calls forward, backward and optimiser itself.
-The executor compiles when due, provides the contexts around a forward, and records calls in the
-profile.
+For a trainer with its own loop (`ipu_exec.lightning`), the executor compiles when due, provides
+the contexts around a forward, and records calls in the profile.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class SteppedExecutor(PoplarExecutor):
         )
 
     def prepare(self, *micro_batch: torch.Tensor) -> bool:
-        """Compile for micro-batches like this one if necessary; returns whether it compiled.
-
-        Error if it differs from those that were compiled for.
-        """
+        """Compile if necessary; returns whether it did. Error for an unlike micro-batch."""
         before = self._executable
         self._prepare(micro_batch, {})
         if os.environ.get(COMPILE_ONLY_VARIABLE) and self.ends_script:

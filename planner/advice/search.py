@@ -68,10 +68,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised:
-    """The present, the levers that gain alone, most first, and the best combination.
-
-    ``together`` is None if no two of them gain.
-    """
+    """The present, levers that gain alone (most first), and the best combination of two or more."""
 
     present: Advice
     single: tuple[Advice, ...]
@@ -114,7 +111,9 @@ def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     several = len(best.pulled) > 1 and together.samples_per_second >= most
-    return Advised(present, tuple(single), together if several and _gains(together, now) else None)
+    if not several or not _gains(together, now):
+        return Advised(present, tuple(single), None)
+    return Advised(present, tuple(one for one in single if one.levers != best), together)
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
@@ -144,10 +143,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
 
 
 def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
-    """Of the settings that are quicker but do not fit, the one nearest to fitting.
-
-    ``excluded``: names of levers to leave out.
-    """
+    """Of quicker settings that do not fit, the one nearest to fitting; no ``excluded`` levers."""
     now = basis.outlook(Levers()).samples_per_second
     others = (one for one in singles(basis, anything(basis)) if not {*one.pulled} & {*excluded})
     quicker = [one for one in others if _speed(basis, one) > now * (1 + LEAST_GAIN)]

@@ -35,10 +35,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 @stored
 def insights(report: Report) -> list[Insight]:
-    """All insights: by cycles gained, most first, then by bytes, then the rest.
-
-    None for an imported profile, which lacks micro-batches and stages.
-    """
+    """All insights, most cycles first, then most bytes, then the rest; none if imported."""
     if imported(report):
         return []
     basis = _basis(report)
@@ -92,5 +89,6 @@ def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> lis
         *cycles.more_micro_batches(costs, present),
         *cycles.host(report, costs, present),
         *cycles.balance(report, costs, present),
+        *cycles.padding(report, costs, present),
         *of_levers(basis, present),
     ]

@@ -28,18 +28,22 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
     Gains are cycles on the present number of samples. Single levers may change the training, and
-    say so; all together keep its samples and its precision.
+    say so, unless the same micro-batch is to be had with the present samples; all together keep
+    its samples and its precision.
     """
     if present.problems:
         return
     advised = advise_on(basis, anything(basis))
+    now = advised.present.samples
+    with_samples_as_now = {one.levers.micro_batch for one in advised.single if one.samples == now}
     for one in advised.single:
-        if not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}:
+        twin = one.samples != now and one.levers.micro_batch in with_samples_as_now - {0}
+        if not twin and (not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}):
             yield _single(basis, one, advised.present)
     if not basis.can_split:
         yield from _refused(basis, advised)
     keeping = advise_on(basis).together  # changes nothing in the training
-    if keeping is not None:
+    if keeping is not None and keeping.levers not in [one.levers for one in advised.single]:
         yield _together(basis, keeping, advised.present)
 
 
@@ -71,6 +75,8 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     cycles = gain(one, present)
     changed = training_changes(one, present)
     detail += f" This changes the training: {changed}." if changed else ""
+    if one.memory != Answer.FITS and one.memory not in detail:
+        detail += f" Whether it fits is open ({one.memory})."
     return Insight(
         title,
         f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
@@ -134,7 +140,8 @@ def no_blocks(report: Report) -> Iterator[Insight]:
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around each part, insights also say how to split it over IPUs.",
+        "With one around each part, insights also say how to split it over IPUs; ipu-run --tune N"
+        " SCRIPT finds the fastest mapping onto N IPUs without any.",
         "write this for each part before the model is wrapped",
         "/",
         code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),

@@ -92,7 +92,6 @@ def _what(cause: str) -> str:
 
 
 def _most(rows: pd.DataFrame) -> str:
-    """The place with most of it."""
     of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())
@@ -108,7 +107,6 @@ def _bound(cause: str, cycles: int, costs: Costs | None, present: Prediction | N
 
 
 def _without(costs: Costs, cause: str) -> Costs:
-    """The costs without a cause."""
     none = np.zeros(len(costs), dtype=np.int64)
     if cause == "copy between IPUs":
         return replace(costs, cuts=Cuts(none, none))

@@ -108,10 +108,7 @@ class _Work:
     def ratio(
         self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
     ) -> np.ndarray:
-        """How many times as long these tasks of each stage take: float64[stage].
-
-        ``remote``: only their loads and stores.
-        """
+        """How many times as long these tasks (``remote``: their transfers) take: float64[stage]."""
         key = tasks, half, samples, remote
         if key not in self._ratios:
             self._ratios[key] = self._ratio(stages, *key)

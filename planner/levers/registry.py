@@ -135,7 +135,7 @@ class _MicroBatch(Lever):
             f"With {value}, more samples share what each step takes to start and the weights that"
             " it moves."
             if value > basis.micro_batch
-            else f"With {value}, less has to be held."
+            else f"With {value}, tiles need less memory at a time."
         )
         title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
         return title, detail, Waits(causes=WORK)
@@ -193,7 +193,7 @@ class _Recompute(Lever):
 
     def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
         if value:
-            detail = "With recomputation less is kept for the backward."
+            detail = "With recomputation, stages keep fewer activations for the backward."
             return "stages keep all their activations", detail, Waits(causes=("stash",))
         return (
             "stages run their forward again before the backward",
@@ -230,7 +230,7 @@ class _Outputs(Lever):
         return "options.outputMode(poptorch.OutputMode.Final)"
 
     def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
-        title, detail = "outputs that nobody has to read go to the host", "Each keeps the IPUs"
+        title, detail = "outputs that the host need not read go there", "Each keeps the IPUs"
         return title, f"{detail} waiting.", Waits(causes=("host I/O",))
 
 

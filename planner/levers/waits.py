@@ -17,10 +17,7 @@ WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's o
 
 @dataclass(frozen=True)
 class Waits:
-    """Rows of `ipuscope.profiler.analysis.critical_path` that something accounts for.
-
-    A row matches if all its values are among these; an empty tuple matches any.
-    """
+    """Rows of `critical_path.critical_path` whose values are all among these; () matches any."""
 
     causes: tuple[str, ...] = ()
     phases: tuple[PipelinePhase, ...] = ()

@@ -143,7 +143,7 @@ class ActionSchedule:
         present = set(keys)
         if len(present) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{self.name}: {Action(*twice)} is there twice")
+            raise ValueError(f"{self.name}: {Action(*twice)} occurs twice")
         of: dict[int, set[int]] = {}
         for rank, actions in enumerate(self.ranks):
             for action in actions:

@@ -14,7 +14,7 @@ from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import peak
-from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.analysis.waits import worker
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
@@ -167,7 +167,7 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
     peers = _peers(report, set(path.loc[steps, "step"].tolist()))
     columns = (path[name].tolist() for name in ("task", "stage", "ipu", "step"))
     where = [
-        peers.get(step) or _worker(task, stage, ipu)
+        peers.get(step) or worker(task, stage, ipu)
         for task, stage, ipu, step in zip(*columns, strict=True)
     ]
     return path.assign(where=where).groupby(["cause", "where"])["cycles"].sum()
@@ -182,14 +182,6 @@ def _peers(report: Report, steps: set[int]) -> dict[int, str]:
         ipus = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()})
         names[int(str(step))] = units.ipus(ipus)
     return names
-
-
-def _worker(task: str, stage: int, ipu: int) -> str:
-    if task == BodyTask.UPDATE:
-        return f"the weight update on IPU {ipu}"
-    if stage >= 0:
-        return f"stage {stage}"
-    return f"IPU {ipu}" if ipu >= 0 else "all"
 
 
 def compare(a: Report, b: Report) -> pd.DataFrame:
@@ -214,7 +206,9 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     samples = [_samples(report) for report in (a, b)]
     reasons: dict[str, str] = {}
     if len(a.ops) and len(b.ops) and not _in_common(a, b):
-        reasons = dict.fromkeys(_OF_A_MODEL, "A and B have no operator in common: two other models")
+        reasons = dict.fromkeys(
+            _OF_A_MODEL, "A and B have no operator in common: the models differ"
+        )
     if kinds[0] != kinds[1]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:

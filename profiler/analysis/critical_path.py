@@ -86,10 +86,7 @@ _BY_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Tasks of the path in time order: int64, one entry a piece; pieces follow without gap.
-
-    ``task``: position in the table of tasks, -1 for cycles without a task.
-    """
+    """Path in time order, int64[piece], without gaps; ``task``: row of the tasks, -1 if none."""
 
     task: np.ndarray
     start: np.ndarray
@@ -134,10 +131,7 @@ def chain(
 
 
 def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataFrame, Chain]:
-    """The tasks of a run's device iteration (`Report.tasks`) and the chain through them.
-
-    Times of the chain count from the beginning of the device iteration.
-    """
+    """The tasks of a run's device iteration (`Report.tasks`), and the chain from its beginning."""
     tasks = report.tasks(run, iteration=iteration)
     key = f"chain of run {run}, iteration {iteration}"
     return tasks, report.once(key, lambda: chain_through(tasks))
@@ -251,10 +245,7 @@ def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
 def _unrolled(
     ids: np.ndarray, bodies: Bodies, pieces: pd.DataFrame
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces step by step: piece, entry of ``bodies`` (-1: none), cycles of all its times.
-
-    ``ids``: of the bodies.
-    """
+    """Pieces of bodies ``ids`` by step: piece, entry of ``bodies`` (-1: none), cycles of all."""
     body = pieces["body"].to_numpy()
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids, body, sorter=order), max(0, len(ids) - 1))

@@ -16,6 +16,7 @@ from ipuscope.profiler import confidence, units
 from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
+from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 from ipuscope.profiler.analysis.waits import of as waits_of
 from ipuscope.profiler.file import records
@@ -165,7 +166,7 @@ def facts(report: Report) -> Facts:
         writer=str(meta["writer"]),
         warnings=tuple(map(str, meta["warnings"])),
         target=report.target,
-        shards=int(number(meta, "tensor_sharding", 1)) or 1,
+        shards=shards_of(report),
         shared=shared(report),
         stages=len(report.stages),
         blocks=len(report.blocks),

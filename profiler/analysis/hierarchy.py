@@ -244,10 +244,7 @@ def _short(name: str, module: str) -> str:
 
 
 def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path, Node]:
-    """Every node by its path, including the root ().
-
-    ``before``: leaves of another profile, matched by path. A node's sums are exact.
-    """
+    """Every node by its path, the root () included; ``before``: another profile's leaves. Exact."""
     sides = [leaves] if before is None else [leaves, before]
     rows = _Rows.of([path for side in sides for path in side["path"]])
     values = np.concatenate([side["value"].to_numpy() for side in sides]).astype(np.int64)

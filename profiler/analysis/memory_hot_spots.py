@@ -39,10 +39,7 @@ def largest_extents(report: Report) -> np.ndarray:
 
 
 def live_at_peaks(report: Report) -> pd.DataFrame:
-    """``variable, bytes`` (over all tiles) at the step at which each IPU of a replica holds most.
-
-    IPU by IPU, the largest first.
-    """
+    """``variable, bytes`` (all tiles) at each IPU's fullest step, IPU by IPU, largest first."""
     parts = []
     for ipu in range(report.target.ipus_per_replica):
         total = report.live_bytes(ipu)

@@ -216,10 +216,7 @@ def _idle(tiles: int, of: int) -> str:
 
 
 def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -> dict[int, str]:
-    """Forward convolutions whose input channels are not whole groups of the unit's.
-
-    Only up to two groups: beyond, the rest of a group is a small part.
-    """
+    """Forward convolutions with up to two groups of the unit's input channels, one not full."""
     convolutions = ops.index[ops["aten"].str.startswith("aten.convolution.").to_numpy()]
     if not len(convolutions):
         return {}

@@ -177,10 +177,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with one row for each run of equal pipeline cycles.
-
-    ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
-    """
+    """`cycle_table` with equal neighbours as one row, ``first`` to ``last``; ``cycles`` of one."""
     same = ["phase", "cycles", "slowest_ipu", "work", "operator"]
     changes = (table[same] != table[same].shift()).any(axis=1).cumsum()
     groups = table.groupby(changes, sort=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.analysis.peak import peak
+from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import DAMAGED, Report, number, open_report
@@ -36,7 +37,7 @@ def run_of(report: Report) -> dict[str, Any]:
         "profile": str(report.path),
         "model": str(report.meta.get("model", "")),
         "kind": str(report.meta.get("kind", "")),
-        "ipus": target.num_ipus * int(number(report.meta, "tensor_sharding", 1)),
+        "ipus": target.num_ipus * shards_of(report),
         "replicas": target.num_replicas,
         "micro_batch": micro_batch,
         "samples": now.micro_batches * micro_batch * target.num_replicas,

@@ -110,17 +110,20 @@ def _together(rows: pd.DataFrame) -> pd.DataFrame:
 def _words(row: Any, moved: dict[int, _Moved]) -> str:
     """``row``: an entry; ``moved``: tensors that cross a chip's edge, by step."""
     if row.cause in _WORK:
-        return f"{_worker(row)} {_WORK[row.cause]}; {_part(row)}"
+        return f"{worker(row.task, row.stage, row.ipu)} {_WORK[row.cause]}; {_part(row)}"
     tensors = moved.get(row.step)
     if tensors is None:
         return f"{row.cause}: {row.name}"
     return f"{_edge(row, tensors)}: {tensors.largest}"
 
 
-def _worker(row: Any) -> str:
-    if row.task == BodyTask.UPDATE:
-        return f"the weight update on IPU {row.ipu}"
-    return f"stage {row.stage}" if row.stage >= 0 else f"IPU {row.ipu}"
+def worker(task: str, stage: int, ipu: int) -> str:
+    """What works: a stage, an IPU without one, or the weight update there."""
+    if task == BodyTask.UPDATE:
+        return f"the weight update on IPU {ipu}"
+    if stage >= 0:
+        return f"stage {stage}"
+    return f"IPU {ipu}" if ipu >= 0 else "all"
 
 
 def _part(row: Any) -> str:

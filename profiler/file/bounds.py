@@ -1,7 +1,7 @@
-"""What a column of a profile may hold: one description for readers, `doctor` and the fuzzer.
+"""What a column of a profile may contain: one description for readers, `doctor` and the fuzzer.
 
-`ipuscope.profiler.file.records` annotates its fields with these, `ipuscope.profiler.file.integrity`
-asks the bound of each column that is read what is wrong with it.
+`ipuscope.profiler.file.records` annotates its fields with these bounds;
+`ipuscope.profiler.file.integrity` checks each column that is read against its own.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MOST_BYTES = 1 << 53
 MOST_FLOPS = 1 << 60
 MOST_SUM = float(1 << 61)  # of a column, or of vectors
 MOST_ON_A_TILE = 1 << 44  # cycles or bytes, an entry of a vector over tiles
-MOST_TILES = 1 << 21  # of all IPUs: lists over all of them are made
+MOST_TILES = 1 << 21  # of all IPUs: bounds lists over all of them
 MOST_IPUS = 1 << 12  # of a replica
 MOST_MICRO_BATCHES = 1 << 31
-MOST_ROWS = 1 << 31  # of a table: arrays are made with an entry for each id
+MOST_ROWS = 1 << 31  # of a table: bounds arrays with an entry for each id
 MOST_TENSORS = 1 << 31
 MOST_SIDES = 64  # of a tensor
 
 
 @dataclass(frozen=True)
-class Known:
+class Context:
     """What a table is checked against.
 
-    ``ipus``: of a replica; ``ids``: those of another table, by its name; ``step_ipus``: where each
-    program step lies; ``whole``: the run finished, so that no table is missing.
+    ``ipus``: of a replica; ``ids``: of another table, by its name; ``step_ipus``: the IPU of each
+    program step; ``whole``: the run finished, so that no table is missing.
     """
 
     ipus: Callable[[], int]
@@ -43,10 +43,10 @@ class Known:
 
 
 class Bound(Protocol):
-    """What a column may hold."""
+    """The values that a column may have."""
 
-    def problem(self, what: str, values: np.ndarray, known: Known) -> str:
-        """What is wrong with the values of the column ``what``, in words; empty where nothing is.
+    def problem(self, what: str, values: np.ndarray, context: Context) -> str:
+        """What is wrong with the values of the column ``what``, in words; empty if nothing is.
 
         Of texts, ``values`` are the distinct ones.
         """
@@ -55,21 +55,18 @@ class Bound(Protocol):
 
 @dataclass(frozen=True)
 class Within:
-    """Numbers from ``least`` to ``most``; of a column of vectors, their entries.
-
-    ``summed``: the column is added up, and its sum has to fit.
-    """
+    """Numbers (of vectors: entries) from ``least`` to ``most``; ``summed``: their sum must fit."""
 
     least: float
     most: float
     summed: bool = True
 
-    def problem(self, what: str, values: np.ndarray, known: Known | None = None) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context | None = None) -> str:
         """See `Bound`."""
         if not len(values):
             return ""
         low, high = values.min(), values.max()
-        if not (low >= self.least and high <= self.most):  # which NaN is not either
+        if not (low >= self.least and high <= self.most):  # also true of NaN
             wrong = high if low >= self.least else low
             return f"{what} has {wrong}, which is not within {self.least:,} to {self.most:,}"
         total = np.sum(values, dtype=np.float64) if self.summed else 0
@@ -82,7 +79,7 @@ class OneOf:
 
     words: tuple[str, ...]
 
-    def problem(self, what: str, values: np.ndarray, known: Known | None = None) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context | None = None) -> str:
         """See `Bound`."""
         other = sorted(set(values.tolist()).difference(self.words))
         if not other:
@@ -97,7 +94,7 @@ class Key:
 
     counted: bool = False
 
-    def problem(self, what: str, values: np.ndarray, known: Known | None = None) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context | None = None) -> str:
         """See `Bound`."""
         if is_counted(values):
             return ""
@@ -111,18 +108,18 @@ class Key:
 
 @dataclass(frozen=True)
 class RowOf:
-    """Ids of another table; -1 is valid where a row may refer to none."""
+    """Ids of another table; -1 is valid if a row may refer to none."""
 
     table: str
     optional: bool = True
 
-    def problem(self, what: str, values: np.ndarray, known: Known) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context) -> str:
         """See `Bound`."""
         asked = values[values != -1] if self.optional else values
         if not len(asked):
             return ""
-        ids = known.ids(self.table)
-        if not len(ids) and not known.whole:
+        ids = context.ids(self.table)
+        if not len(ids) and not context.whole:
             return ""
         missing = asked[~_among(asked, ids)]
         return f"{what} is {missing[0]}, which is not in {self.table}" if len(missing) else ""
@@ -132,18 +129,18 @@ class RowOf:
 class OfReplica:
     """IPUs of the first replica: the others do the same."""
 
-    def problem(self, what: str, values: np.ndarray, known: Known) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context) -> str:
         """See `Bound`."""
         if not len(values):
             return ""
-        return Within(0, known.ipus() - 1, summed=False).problem(what, values)
+        return Within(0, context.ipus() - 1, summed=False).problem(what, values)
 
 
 @dataclass(frozen=True)
 class Sides:
     """The sides of a tensor as a JSON list, or the empty text."""
 
-    def problem(self, what: str, values: np.ndarray, known: Known | None = None) -> str:
+    def problem(self, what: str, values: np.ndarray, context: Context | None = None) -> str:
         """See `Bound`."""
         wrong = next((words for words in values.tolist() if not _is_shape(words)), None)
         return "" if wrong is None else f"{what} has {wrong[:60]!r}, which is not a shape"

@@ -1,9 +1,9 @@
-"""How an integer array becomes a small blob: differences, bytes of equal weight together, zstd.
+"""The coding of an integer array as a small blob: differences, byte planes, zstd.
 
-Neighbouring tiles hold neighbouring values and time stamps grow, so differences are small; with
-their high bytes side by side (all zero) zstd does the rest. The narrowest of 1, 2, 4 or 8 bytes
-that holds the values is kept beside the blob as ``dtype`` ("<i1" ... "<i8"), the number of elements
-as ``length``.
+Neighbouring tiles have similar values and time stamps grow, so differences are small; with their
+high bytes side by side (all zero) zstd does the rest. The narrowest of 1, 2, 4 or 8 bytes that fits
+the values is stored beside the blob as ``dtype`` ("<i1" ... "<i8"), the number of elements as
+``length``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class Coded:
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """The same integers in the narrowest little-endian signed type.
-
-    ValueError for anything but integers in a row.
-    """
+    """Integers in the narrowest little-endian signed type; ValueError unless in one dimension."""
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise ValueError(
@@ -55,7 +52,7 @@ def encode(values: np.ndarray) -> Coded:
 
 
 def encode_narrow(array: np.ndarray) -> Coded:
-    """`encode` for what `narrow` made."""
+    """`encode` for an array from `narrow`."""
     size = array.dtype.itemsize
     # Unsigned arithmetic wraps, so that differences need no wider type and always sum back.
     unsigned = array.view(f"<u{size}")
@@ -67,10 +64,10 @@ def encode_narrow(array: np.ndarray) -> Coded:
 
 
 def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -> np.ndarray:
-    """The int64 array behind a blob. ValueError says what is wrong with it.
+    """The int64 array of a blob; ValueError says what is wrong with it.
 
-    Nothing is allocated before type, length and the size that the frame itself declares agree and
-    are within bounds: a bomb costs no more than its own bytes.
+    Nothing is allocated before type, length and the size that the frame declares agree and are
+    within bounds: a bomb costs no more than its own bytes.
     """
     decompressor = zstandard.ZstdDecompressor()
     raw = _unpacked(dtype, length, data, max_length, decompressor)
@@ -80,10 +77,7 @@ def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -
 def decode_all(
     coded: Sequence[tuple[Any, Any, Any]], max_length: int = MAX_LENGTH
 ) -> list[np.ndarray]:
-    """`decode` of many (dtype, length, data), in their order, several times as quick.
-
-    What is returned shares memory: a row of a table where all are equally long.
-    """
+    """`decode` of many (dtype, length, data), several times as fast; the results share memory."""
     decompressor = zstandard.ZstdDecompressor()
     arrays: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(coded)
     for dtype in dict.fromkeys(one[0] for one in coded):
@@ -99,9 +93,9 @@ def decode_all(
 
 
 def decode_into(rows: np.ndarray, coded: Sequence[tuple[Any, Any]]) -> None:
-    """`decode` of vectors as long as the ``rows`` of a table, int64[vector, entry]; (dtype, data).
+    """`decode` (dtype, data) of equal lengths into the ``rows`` of a table, int64[vector, entry].
 
-    ValueError as there; the rows hold nothing then.
+    ValueError as there; the contents of the rows are then undefined.
     """
     decompressor, length = zstandard.ZstdDecompressor(), rows.shape[1]
     for dtype in dict.fromkeys(one[0] for one in coded):
@@ -126,7 +120,7 @@ def _unpacked(
     if dtype not in DTYPES:
         raise ValueError(f"unknown element type {dtype!r}")
     if not isinstance(length, int) or not 0 <= length <= max_length:
-        raise ValueError(f"a length of {length!r} where at most {max_length} can be")
+        raise ValueError(f"a length of {length!r}, which may be at most {max_length}")
     if type(data) is not bytes:
         raise ValueError(f"a {type(data).__name__} where a blob belongs")
     expected = length * int(dtype[-1])
@@ -156,7 +150,7 @@ def _summed(raws: Sequence[bytes], lengths: Sequence[int], size: int) -> np.ndar
         ]
         shuffled = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     differences = np.ascontiguousarray(shuffled.reshape(size, -1).T).view(f"<u{size}").ravel()
-    # one sum over all: what each array begins with is less all before it; unsigned sums wrap
+    # one sum over all, less the sum before each array's beginning; unsigned sums wrap
     sums = np.cumsum(differences, dtype=f"<u{size}")
     if len(raws) > 1:
         begins = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""The columns of a table, each read when it is first asked for.
+"""The columns of a table, each read on first use.
 
 Most questions need few of a large table's columns, and texts cost the most to read.
 """
@@ -20,16 +20,16 @@ Lock = AbstractContextManager[Any]
 
 
 class Columns(Mapping[str, np.ndarray]):
-    """Name -> values, an entry a row, in the order of the rows. May be shared between threads.
+    """Name -> values, an entry a row, in the order of the rows. Threads may share it.
 
-    All columns are of the rows that the table had when it was first asked for: a file that is being
-    written may get more.
+    All columns have the rows that the table had at first: a file that is being written may get
+    more.
     """
 
     def __init__(
         self, reader: Reader, record: type[Any], check: Check, lock: Lock | None = None
     ) -> None:
-        """``lock``: the one, reentrant, under which ``check`` asks for columns of other tables."""
+        """``lock``: the reentrant one under which ``check`` asks for columns of other tables."""
         self._reader, self._record, self._check = reader, record, check
         self._lock = lock or RLock()
         self._read: dict[str, np.ndarray] = {}
@@ -51,7 +51,7 @@ class Columns(Mapping[str, np.ndarray]):
         return len(self._names)
 
     def has(self, name: str) -> bool:
-        """Whether a column is read already."""
+        """Whether a column was already read."""
         return name in self._read
 
     def items(self) -> ItemsView[str, np.ndarray]:
@@ -60,17 +60,17 @@ class Columns(Mapping[str, np.ndarray]):
         return super().items()
 
     def coded(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A column of texts: the place of each row's among the distinct ones, and these.
+        """A column of texts as the position of each row's among the distinct texts, and these.
 
-        Many times as quick as the texts of all rows, where the file has them so.
+        Much faster than the texts of all rows, if the file stores them so.
         """
         with self._lock:
             if name not in self._coded:
-                known = None
+                packed = None
                 if not self.has(name):
-                    known = self._reader.packed_texts(self._record, name, self.rows)
-                self._coded[name] = known or _distinct(self[name])
-                if known is not None:
+                    packed = self._reader.packed_texts(self._record, name, self.rows)
+                self._coded[name] = packed or _distinct(self[name])
+                if packed is not None:
                     self._check_or_forget([name], self._coded)
             return self._coded[name]
 
@@ -83,11 +83,11 @@ class Columns(Mapping[str, np.ndarray]):
 
     def equals(self, name: str, *words: str) -> np.ndarray:
         """Which rows have one of these texts in a column."""
-        places, known = self.coded(name)
-        return among(words, places, known.tolist())
+        places, texts = self.coded(name)
+        return among(words, places, texts.tolist())
 
     def read(self, *names: str) -> None:
-        """Read these columns (default: all) in one go, quicker than one after the other."""
+        """Read these columns (default: all) at once, faster than one after the other."""
         wanted = names or self._names
         with self._lock:
             missing = [name for name in wanted if name not in self._read]
@@ -105,9 +105,9 @@ class Columns(Mapping[str, np.ndarray]):
             raise
 
 
-def among(words: Collection[str], places: np.ndarray, known: Iterable[str]) -> np.ndarray:
-    """Which rows have one of these texts: of ``known``, those at the rows' places; -1: none."""
-    wanted: np.ndarray = np.array([*(word in words for word in known), False])
+def among(words: Collection[str], places: np.ndarray, texts: Iterable[str]) -> np.ndarray:
+    """Which rows have one of these words: of ``texts``, those at the rows' places; -1: none."""
+    wanted: np.ndarray = np.array([*(word in words for word in texts), False])
     return wanted[places]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MOST_DEPTH = 100  # of lists and objects in each other: whatever walks them afterwards can, too
+MOST_DEPTH = 100  # of nested lists and objects, so that whatever walks them afterwards can
 
 
 def loads(words: str | bytes) -> Any:
-    """The value that a text describes. ValueError where it is no JSON, or nested too deep."""
+    """The value of a text; ValueError if it is not JSON, or nested too deep."""
     try:
         value = json.loads(words)
     except RecursionError:

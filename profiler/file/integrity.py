@@ -1,12 +1,10 @@
-"""Consistency checks between the rows of a profile.
-
-They cover ids, IPUs, stages, Blocks, replicas, signs, sizes and order.
+"""Consistency checks on a profile's rows: ids, IPUs, stages, Blocks, replicas, signs, sizes, order.
 
 `ipuscope.profiler.report.Report` runs them once for each column, when it first reads it, and
 everything else relies on that: the frames, the rebalancer, the insights, libpva's objects, the
-viewer. Each check returns a sentence that says what is wrong, "" where nothing is; `ipu-report
-doctor` goes through all of them. A profile of a run that did not finish lacks whole tables, as the
-engine writes one after the other: references into a table without rows are not checked.
+viewer. Each check returns a sentence that says what is wrong, "" if nothing is; `ipu-report doctor`
+runs all of them. A profile of a run that did not finish lacks whole tables, as the engine writes
+one after the other: references into a table without rows are not checked.
 """
 
 from __future__ import annotations
@@ -17,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.file import records, schema
-from ipuscope.profiler.file.bounds import MOST_SUM, MOST_TILES, Known, OfReplica, Within, is_counted
+from ipuscope.profiler.file.bounds import (
+    MOST_SUM,
+    MOST_TILES,
+    Context,
+    OfReplica,
+    Within,
+    is_counted,
+)
 from ipuscope.profiler.file.columns import Columns
 
 Check = Callable[[Columns], str]
@@ -27,34 +32,34 @@ MOST_SAMPLES = 1 << 24  # of a micro-batch
 _TEXTS = ("writer", "created", "kind", "model", "state", "strategy", "checksum")
 
 
-def of_table(record: type[Any], columns: Columns, names: Iterable[str], known: Known) -> str:
+def of_table(record: type[Any], columns: Columns, names: Iterable[str], context: Context) -> str:
     """Problems with columns of a table, in themselves and against what they refer to.
 
     Runs once for each of ``names``; a check across several columns runs with the first of them.
     """
-    return next(filter(None, _wrong(record, columns, set(names), known)), "")
+    return next(filter(None, _wrong(record, columns, set(names), context)), "")
 
 
-def _wrong(record: type[Any], columns: Columns, names: set[str], known: Known) -> Iterator[str]:
+def _wrong(record: type[Any], columns: Columns, names: set[str], context: Context) -> Iterator[str]:
     for column in schema.columns(record):
         if column.bound is not None and column.name in names and column.kind != "vector":
             values = columns.to_check(column.name)
-            yield column.bound.problem(f"{record.table}.{column.name}", values, known)
+            yield column.bound.problem(f"{record.table}.{column.name}", values, context)
     together, check = _MORE.get(record, ((), None))
     if check is not None and names.intersection(together):
         yield check(columns)
     if record is records.Variable and names & {"start", "stop"}:
-        yield _lifetimes(columns, known)
+        yield _lifetimes(columns, context)
 
 
-def _lifetimes(columns: Columns, known: Known) -> str:
+def _lifetimes(columns: Columns, context: Context) -> str:
     """Variables are live at steps of their IPU."""
     ipu = columns["ipu"]
-    step_ipu = known.step_ipus()
-    if not len(step_ipu) and not known.whole:
+    step_ipu = context.step_ipus()
+    if not len(step_ipu) and not context.whole:
         return ""
-    inside = step_ipu[(step_ipu >= 0) & (step_ipu < known.ipus())]
-    steps = np.bincount(inside, minlength=known.ipus())[ipu]
+    inside = step_ipu[(step_ipu >= 0) & (step_ipu < context.ipus())]
+    steps = np.bincount(inside, minlength=context.ipus())[ipu]
     start, stop = columns["start"], columns["stop"]
     wrong = (start < 0) | (start > stop) | (stop > steps)
     if not wrong.any():
@@ -86,7 +91,7 @@ def _run(columns: Columns) -> str:
 
 
 def _body(columns: Columns) -> str:
-    """A direction is the task of work in a model's operators; all else has none."""
+    """A direction is the task of work in a model's operators; other bodies have none."""
     works, direction = columns["kind"] == records.TASK, columns["direction"]
     wrong = (direction != "") & ~(works & (direction == columns["task"]))
     if not wrong.any():
@@ -118,11 +123,11 @@ _MORE: dict[type[Any], tuple[tuple[str, ...], Check]] = {
 }
 
 
-# -- what is no table ---
+# -- what is not a table ---
 
 
 def of_header(meta: dict[str, Any]) -> str:
-    """What is wrong with the header: entries that are not what they must be."""
+    """What is wrong with the entries of the header."""
     for name in _TEXTS:
         if not isinstance(meta.get(name, ""), str):
             return f"the header's {name} is {meta[name]!r}, which is not text"
@@ -144,20 +149,20 @@ def of_sums(what: str, *columns: np.ndarray) -> str:
 
 
 def of_run(run: int, pipeline_cycles: int, whole: bool) -> str:
-    """What is wrong with a run of which the file has so many pipeline cycles."""
+    """What is wrong with a run that has this many pipeline cycles in the file."""
     return f"run {run} has no pipeline cycles" if whole and not pipeline_cycles else ""
 
 
-def of_tasks(columns: Mapping[str, np.ndarray], body_ipu: np.ndarray, known: Known) -> str:
+def of_tasks(columns: Mapping[str, np.ndarray], body_ipu: np.ndarray, context: Context) -> str:
     """What is wrong with one device iteration's tasks.
 
     ``start``, ``end``, ``ipu``, ``micro_batch``, ``pipeline_cycle``, an entry a task; ``body_ipu``:
-    where the body of each is.
+    the IPU of each one's body.
     """
     for column in schema.columns(records.Trace):
         if column.kind == "vector" and isinstance(column.bound, Within | OfReplica):
             name = column.name.removeprefix("task_")
-            wrong = column.bound.problem(f"{name} of a task", columns[name], known)
+            wrong = column.bound.problem(f"{name} of a task", columns[name], context)
             if wrong:
                 return wrong
     start, end = columns["start"], columns["end"]
@@ -169,13 +174,13 @@ def of_tasks(columns: Mapping[str, np.ndarray], body_ipu: np.ndarray, known: Kno
 def of_bodies(
     steps: list[np.ndarray], body_ipu: np.ndarray, step_ids: np.ndarray, step_ipu: np.ndarray
 ) -> str:
-    """What is wrong with the steps of bodies: each is there, and lies on its body's IPU."""
+    """What is wrong with the steps of bodies: each must exist, on its body's IPU."""
     ids = np.concatenate([np.zeros(0, dtype=np.int64), *steps])
     if not len(ids):
         return ""
     of_body = np.repeat(body_ipu, [len(some) for some in steps])
-    known = is_counted(step_ids) and ids.min() >= 0 and ids.max() < len(step_ids)
-    if known and (step_ipu[ids] == of_body).all():
+    counted = is_counted(step_ids) and ids.min() >= 0 and ids.max() < len(step_ids)
+    if counted and (step_ipu[ids] == of_body).all():
         return ""
     order = np.argsort(step_ids, kind="stable")
     at = np.minimum(np.searchsorted(step_ids, ids, sorter=order), max(0, len(step_ids) - 1))

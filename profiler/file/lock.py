@@ -1,8 +1,8 @@
 """Locking a profile for writing: one process at a time, by a lock that ends with the process.
 
 The lock is the kernel's, on ``profile.pop.lock``: a killed process leaves none, and a forked child
-does not hold its parent's. It is shared within a process: a newer model takes an older one's place.
-Where the file system has no locks, writing continues without.
+does not inherit its parent's. It is shared within a process: a newer model takes an older one's
+place. On a file system without locks, writing continues without.
 """
 
 from __future__ import annotations
@@ -19,38 +19,35 @@ from pathlib import Path
 from ipuscope.profiler.file import schema
 
 LOCK_SUFFIX = ".lock"
-_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+_TAKEN = (errno.EACCES, errno.EAGAIN)
 _FLOCK = "hhqqi4x"  # Linux' struct flock: type, whence, start, length, process
 _mutex = threading.Lock()
 
 
 @dataclass
-class _Held:
-    """A lock held by this process (``pid``), which ``users`` share."""
+class _Lock:
+    """A lock of this process (``pid``), shared by ``users``."""
 
     descriptor: int
     pid: int
     users: int = 1
 
 
-_held: dict[str, _Held] = {}
+_locks: dict[str, _Lock] = {}
 
 
 def acquire(path: Path) -> bool:
-    """Take the lock of a file to be written; False where another process holds it.
-
-    OSError where its directory cannot be written.
-    """
+    """Take the lock; False if another process has it, OSError if its directory is not writable."""
     lock = _lock_file(path)
     with _mutex:
-        own_lock = _held.get(lock)
+        own_lock = _locks.get(lock)
         if own_lock is not None and own_lock.pid == os.getpid():
             own_lock.users += 1
             return True
         descriptor = _locked(lock)
         if descriptor is None:
             return False
-        _held[lock] = _Held(descriptor, os.getpid())
+        _locks[lock] = _Lock(descriptor, os.getpid())
         return True
 
 
@@ -58,28 +55,25 @@ def release(path: Path) -> None:
     """Release the lock; its last user in this process removes its file."""
     lock = _lock_file(path)
     with _mutex:
-        own_lock = _held.get(lock)
+        own_lock = _locks.get(lock)
         if own_lock is None or own_lock.pid != os.getpid():
             return
         own_lock.users -= 1
         if not own_lock.users:
-            del _held[lock]
-            # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
+            del _locks[lock]
+            # Before it is closed: whoever locks it next sees that it is gone, and makes a new one.
             with suppress(OSError):  # the directory may be gone, or no longer ours to write
                 os.unlink(lock)
             os.close(own_lock.descriptor)
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a process is writing the file, or the partial file, now.
-
-    False where that cannot be asked.
-    """
+    """Whether a process is writing the file, or its partial file; False if that is unknown."""
     lock = _lock_file(path.with_name(path.name.removesuffix(schema.PARTIAL_SUFFIX)))
     with _mutex:
-        own_lock = _held.get(lock)
+        own_lock = _locks.get(lock)
         if own_lock is not None and own_lock.pid == os.getpid():
-            return True  # and to close another descriptor of it would end the lock
+            return True  # closing another descriptor of it would end the lock
         try:
             descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -105,7 +99,7 @@ def _locked(lock: str) -> int | None:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD_BY_ANOTHER:
+            if error.errno in _TAKEN:
                 os.close(descriptor)
                 return None
         if _is_still_there(lock, descriptor):
@@ -114,10 +108,7 @@ def _locked(lock: str) -> int | None:
 
 
 def _is_still_there(lock: str, descriptor: int) -> bool:
-    """Whether the name still refers to the locked file.
-
-    Its last user may have removed it since.
-    """
+    """Whether the name still refers to the locked file, which its last user may have removed."""
     try:
         return os.path.samestat(os.stat(lock), os.fstat(descriptor))
     except FileNotFoundError:

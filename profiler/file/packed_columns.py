@@ -1,10 +1,10 @@
 """Columns of large tables as compressed arrays, beside the rows that SQL sees.
 
-Reading a column row by row costs SQLite the walk over the whole table. Where a table has many rows,
-the writer stores its columns once more in `schema.PACKED`, as it publishes: numbers as the
-``vectors`` are stored, texts as the distinct ones and the position of each row's in them. Triggers
-remove a table's packed columns as soon as its rows change, so that the rows stay the only truth;
-`ipu-report doctor` compares both.
+To read a column row by row, SQLite walks the whole table. The writer therefore stores the columns
+of large tables once more in `schema.PACKED` when it publishes: numbers as the ``vectors`` are
+stored, texts as the distinct ones and each row's position among them. Triggers remove a table's
+packed columns as soon as its rows change, so that the rows stay the only truth; `ipu-report doctor`
+compares both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zstandard
 from ipuscope.profiler.file import codec, records, schema
 
 NO_VECTOR = -1
-_BETWEEN = "\x1f"  # of texts
+_BETWEEN = "\x1f"  # separates texts
 _LEVEL = 3
 
 Part = np.ndarray | Sequence[Any]  # of a column: numbers, or texts
@@ -34,10 +34,12 @@ class WholeColumns:
         self._packed: dict[type[Any], tuple[int, list[Packed]]] = {}  # with the rows of then
 
     def add(self, record: type[Any], columns: list[Sequence[Any]]) -> None:
-        """Rows that were added, column by column; None where a cell is empty."""
-        known = schema.columns(record)
+        """Add rows, column by column; None for an empty cell."""
         self._parts.setdefault(record, []).append(
-            [_kept(column, cells) for column, cells in zip(known, columns, strict=True)]
+            [
+                _part(column, cells)
+                for column, cells in zip(schema.columns(record), columns, strict=True)
+            ]
         )
 
     def store(self, connection: sqlite3.Connection) -> None:
@@ -50,7 +52,7 @@ class WholeColumns:
         if large:
             connection.execute(schema.PACKED)
         for record in large:
-            # rows are only ever added, so that as many rows are the same rows
+            # rows are only ever added: the same number means the same rows
             if self._packed.get(record, (0,))[0] != rows[record]:
                 self._packed[record] = rows[record], list(self._pack(record))
             connection.executemany(
@@ -82,7 +84,7 @@ class WholeColumns:
             yield record.table, column.name, coded.dtype, coded.length, coded.data, words
 
     def _order(self, record: type[Any]) -> np.ndarray | None:
-        """The rows in the order in which they are read; None: that in which they were added."""
+        """The order in which rows are read; None: that in which they were added."""
         names = [column.name for column in schema.columns(record)]
         keys = [name for name in schema.order(record).split(", ") if name != "rowid"]
         keys = keys or [name for name in names[:1] if name == "id"]  # an integer key is the rowid
@@ -94,7 +96,7 @@ class WholeColumns:
         return np.lexsort(columns[::-1])
 
 
-def _kept(column: schema.Column, cells: Sequence[Any]) -> Part:
+def _part(column: schema.Column, cells: Sequence[Any]) -> Part:
     if column.kind in ("str", "float"):
         return cells
     return np.array([NO_VECTOR if cell is None else cell for cell in cells], dtype=np.int64)
@@ -103,7 +105,7 @@ def _kept(column: schema.Column, cells: Sequence[Any]) -> Part:
 def unpack(
     column: schema.Column, cells: Sequence[Any], rows: int, most_bytes: int
 ) -> np.ndarray | None:
-    """A column of ``rows`` rows; None where the cells do not hold one.
+    """A column of ``rows`` rows; None if the cells are not one.
 
     ``cells``: dtype, length, data and words of its row in `schema.PACKED`; ``most_bytes``: of its
     words.
@@ -123,7 +125,7 @@ def unpack(
 def unpack_texts(
     cells: Sequence[Any], rows: int, most_bytes: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A column of texts: the place of each row's among the distinct ones, and these."""
+    """A column of texts as the position of each row's among the distinct texts, and these."""
     dtype, length, data, words = cells
     if length != rows or type(words) is not bytes:
         return None

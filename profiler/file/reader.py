@@ -26,15 +26,14 @@ from ipuscope.profiler.answers import state_of
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import codec, from_json, packed_columns, schema
 
-# Where a run leaves its profile below a directory, in the order in which they are tried
-# (docs/libpva.md#files-of-a-run).
+# Where a run leaves its profile in a directory, in search order (docs/libpva.md#files-of-a-run).
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
-MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
+MAX_ELEMENTS = 1 << 26  # of all vectors requested at once without a given length
 _NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
-_TOGETHER = 512  # vectors that are decoded at once
+_TOGETHER = 512  # vectors decoded at once
 _HEADER_BYTES = 100
 _WAL = 2  # read and write version in the header of a database that keeps a write-ahead log
 _MAGIC = b"SQLite format 3\0"
@@ -42,7 +41,7 @@ _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _FOREIGN = "Give a profile.pop that IPUscope wrote, or the directory of one"
 _DAMAGED = "Run the model again to get a new profile"
 
-# Of each kind of column: what SQLite may give for it, and the dtype it gets.
+# For each kind of column: the types that SQLite may give for it, and its dtype.
 _TYPES: dict[str, tuple[set[type], type]] = {
     "int": ({int}, np.int64),
     "vector": ({int}, np.int64),
@@ -50,12 +49,12 @@ _TYPES: dict[str, tuple[set[type], type]] = {
     "str": ({str}, object),
 }
 
-# Of kinds of columns: their type in SQLite, and what parts the cells of one in a text.
+# For kinds of columns: their type in SQLite, and the separator of the cells joined in a text.
 _PACKED = {"int": ("integer", ","), "vector": ("integer", ","), "str": ("text", "\x1f")}
 
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
-    """The profile at ``path``, a file or a directory. ProfileError where there is none."""
+    """The profile at ``path``, a file or a directory. ProfileError if there is none."""
     place = Path(path)
     if place.is_dir():
         for name in NAMES:
@@ -77,14 +76,14 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
 
 
 class Reader:
-    """Columns and vectors of one profile. May be shared between threads.
+    """Columns and vectors of one profile. Threads may share it.
 
-    ``uri``: how SQLite opens what is read, strictly read-only, without a file made beside it.
+    ``uri``: how SQLite opens the file, strictly read-only, without a file made beside it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_profile(path)
-        with suppress(OSError):  # what is wrong with it, opening says
+        with suppress(OSError):  # opening reports what is wrong
             self.state = state_of(self.path)
         self.uri = ""
         self._lock = threading.RLock()
@@ -122,8 +121,8 @@ class Reader:
 
     def some(self, record: type[Any], names: Iterable[str], rows: int) -> dict[str, np.ndarray]:
         """Some columns of a table, of its first ``rows`` rows."""
-        known = {column.name: column for column in schema.columns(record)}
-        wanted = [known[name] for name in names]
+        by_name = {column.name: column for column in schema.columns(record)}
+        wanted = [by_name[name] for name in names]
         columns = self.packed(record, wanted, rows)
         by_row = [column for column in wanted if column.name not in columns]
         if by_row:
@@ -135,10 +134,8 @@ class Reader:
     def packed(
         self, record: type[Any], columns: Sequence[schema.Column], rows: int
     ) -> dict[str, np.ndarray]:
-        """Those of these columns that a table of ``rows`` rows has packed (`whole_columns`)."""
-        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
-            return {}
-        cells = self._packed_cells(record, [column.name for column in columns])
+        """Those of these columns that a table of ``rows`` rows has packed (`packed_columns`)."""
+        cells = self._packed_cells(record, [column.name for column in columns], rows)
         answers = {}
         for column in columns:
             if column.name not in cells:
@@ -152,16 +149,18 @@ class Reader:
     def packed_texts(
         self, record: type[Any], name: str, rows: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """A packed column of texts, as `whole_columns.unpack_texts` gives it; None if it is not."""
-        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+        """A packed column of texts (`packed_columns.unpack_texts`); None if it is not packed."""
+        cells = self._packed_cells(record, [name], rows).get(name)
+        if cells is None:
             return None
-        cells = self._packed_cells(record, [name])
-        if name not in cells:
-            return None
-        return packed_columns.unpack_texts(cells[name], rows, MAX_VALUE_BYTES)
+        return packed_columns.unpack_texts(cells, rows, MAX_VALUE_BYTES)
 
-    def _packed_cells(self, record: type[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+    def _packed_cells(
+        self, record: type[Any], names: Sequence[str], rows: int
+    ) -> dict[str, list[Any]]:
         """dtype, length, data and words of those of these columns that a table has packed."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return {}
         self._check_columns(record)
         marks = ",".join("?" * len(names))
         stored = self._query(
@@ -172,7 +171,7 @@ class Reader:
         return {name: others for name, *others in stored}
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
-        """Packed columns of a table that do not say what its rows say."""
+        """Packed columns of a table that differ from its rows."""
         if schema.PACKED_TABLE not in self._tables or record.table not in self._tables:
             return []
         columns, rows = schema.columns(record), self.count(record)
@@ -206,10 +205,9 @@ class Reader:
     def _packed(
         self, record: type[Any], columns: Sequence[schema.Column], rows: int
     ) -> dict[str, np.ndarray] | None:
-        """As `_read_columns`, each column as one text that SQLite puts together.
+        """`_read_columns` with each column as one text that SQLite joins: in a third of the time.
 
-        A third of the time, and no object a cell. None where a column holds anything that does not
-        come back as it was.
+        None if a column contains anything that would not come back unchanged.
         """
         inner, outer, fits = [], [], []
         for column in columns:
@@ -229,7 +227,7 @@ class Reader:
                 [rows],
             )
         except ProfileError:
-            return None  # longer than a text may be, or no UTF-8: cell by cell says which
+            return None  # longer than a text may be, or not UTF-8: cell by cell tells which
         if fitting != rows:
             return None
         answers = {}
@@ -274,10 +272,7 @@ class Reader:
             raise self.damaged(f"{record.table}.{column.name} refers to the vector {values.min()}")
 
     def _check_columns(self, record: type[Any]) -> None:
-        """A table must be a plain table with our columns.
-
-        No view or generated column of the file is ever run.
-        """
+        """The table must be a plain one with our columns: views and generated columns never run."""
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
         present = {
@@ -288,7 +283,7 @@ class Reader:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
     def text(self, record: type[Any], column: str, id: int) -> str:
-        """A text of one row. ProfileError where the row or its text does not exist."""
+        """A text of one row; ProfileError if the row or its text does not exist."""
         self._check_columns(record)
         rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
         if len(rows) != 1 or not isinstance(rows[0][0], str):
@@ -297,7 +292,7 @@ class Reader:
         return answer
 
     def texts(self, record: type[Any], column: str, ids: list[int]) -> list[str]:
-        """`text` of several rows, in ascending order of these ids, each once."""
+        """`text` of several rows, for ascending ids without repetition."""
         self._check_columns(record)
         rows: list[tuple[Any, Any]] = []
         for at in range(0, len(ids), _TOGETHER):
@@ -318,10 +313,7 @@ class Reader:
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
-        """Vectors by id, each once; negative ids are left out.
-
-        They are read-only: other readers share them.
-        """
+        """Vectors by id, each once; negative ids are left out. They are shared, so read-only."""
         wanted = sorted({int(id) for id in ids if id >= 0})
         with self._lock:
             answers = {id: self._vectors[id] for id in wanted if id in self._vectors}
@@ -333,9 +325,9 @@ class Reader:
                         f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have"
                         " more"
                     )
-            found = self._decoded(self._select("id, dtype, length, data", missing), length)
-            self._cache(found)
-            answers |= found
+            decoded = self._decoded(self._select("id, dtype, length, data", missing), length)
+            self._cache(decoded)
+            answers |= decoded
         for id in wanted:
             if id not in answers:
                 raise self.damaged(f"the vector {id} is missing")
@@ -346,25 +338,25 @@ class Reader:
         return answers
 
     def lengths(self, ids: np.ndarray) -> np.ndarray:
-        """How many entries each of these vectors has, as their rows say: int64."""
+        """The number of entries of each of these vectors, as stored: int64."""
         wanted = np.unique(ids)
-        known = dict(self._select("id, length", wanted.tolist()))
-        said = [known.get(id) for id in wanted.tolist()]
-        if any(type(length) is not int or length < 0 for length in said):
+        stored = dict(self._select("id, length", wanted.tolist()))
+        lengths = [stored.get(id) for id in wanted.tolist()]
+        if any(type(length) is not int or length < 0 for length in lengths):
             raise self.damaged("the length of a vector is missing")
-        of_each: np.ndarray = np.array([*said, 0], dtype=np.int64)[np.searchsorted(wanted, ids)]
+        of_each: np.ndarray = np.array([*lengths, 0], dtype=np.int64)[np.searchsorted(wanted, ids)]
         return of_each
 
     def matrix(self, ids: list[int], length: int) -> np.ndarray:
-        """Vectors of so many entries, a row each: int64[id, entry]. ``ids``: ascending, each once.
+        """Vectors of ``length`` entries, a row each: int64[id, entry]; not cached.
 
-        They are not kept for who asks again.
+        ``ids``: ascending, each once.
         """
         rows = self._select("id, dtype, length, data", ids)
         rows.sort()
         if [row[0] for row in rows] != ids or any(row[2] != length for row in rows):
-            known = self.vectors(ids, length)  # which says what is wrong
-            return np.array([known[id] for id in ids], dtype=np.int64).reshape(-1, length)
+            vectors = self.vectors(ids, length)  # raises if something is wrong
+            return np.array([vectors[id] for id in ids], dtype=np.int64).reshape(-1, length)
         whole = np.empty((len(ids), length), dtype=np.int64)
         for at in range(0, len(rows), _TOGETHER):
             some = rows[at : at + _TOGETHER]
@@ -377,7 +369,7 @@ class Reader:
         return whole
 
     def _cache(self, arrays: dict[int, np.ndarray]) -> None:
-        """Keep vectors, if they are not too large."""
+        """Cache vectors, if they are not too large."""
         size = sum(array.nbytes for array in arrays.values())
         if self._vector_bytes + size > VECTOR_CACHE_BYTES:
             self._vectors.clear()
@@ -396,7 +388,7 @@ class Reader:
         return rows
 
     def _decoded(self, rows: list[tuple[Any, ...]], length: int | None) -> dict[int, np.ndarray]:
-        """Rows of the vectors' table as arrays by id, kept for who asks again."""
+        """Rows of the vectors' table as arrays by id."""
         most = codec.MAX_LENGTH if length is None else length
         arrays: dict[int, np.ndarray] = {}
         for at in range(0, len(rows), _TOGETHER):
@@ -404,7 +396,7 @@ class Reader:
             try:
                 decoded = codec.decode_all([row[1:] for row in some], most)
             except ValueError:
-                decoded = [self._decode(row, most) for row in some]  # which says of which it is
+                decoded = [self._decode(row, most) for row in some]  # tells which one is wrong
             for (id, *_), array in zip(some, decoded, strict=True):
                 array.flags.writeable = False
                 arrays[id] = array
@@ -454,16 +446,13 @@ class Reader:
         return _connect(self.uri)
 
     def _recover(self) -> sqlite3.Connection:
-        """Open a copy of a partial file whose writer died in a commit.
-
-        Its journal is rolled back there, not here.
-        """
+        """Open a copy of a partial file whose writer died in a commit, and roll it back there."""
         self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
         copy = Path(self._scratch.name) / self.path.name
         shutil.copyfile(self.path, copy)
         journal = self.path.with_name(self.path.name + "-journal")
-        # A journal that names another file (its last 8 bytes say so) is none of ours; SQLite would
-        # delete that file.
+        # A journal that names another file (in its last 8 bytes) is not ours; SQLite would delete
+        # that file.
         if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
             shutil.copyfile(journal, copy.with_name(journal.name))
         return self._connect(copy, "mode=rw")
@@ -487,7 +476,7 @@ class Reader:
             try:
                 meta[str(key)] = from_json.loads(value)
             except (ValueError, TypeError) as error:
-                raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
+                raise self.damaged(f"the header entry {key!r} is not JSON ({error})") from error
         return meta
 
 
@@ -509,14 +498,12 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def _check_header(path: Path) -> bool:
-    """Whether the file says that it keeps a log beside it.
+    """Whether the file keeps a log beside it, after checks of its first 100 bytes.
 
-    After checks of the first 100 bytes: magic, application id, version, size of the file.
-
-    Source: SQLite's file format, section 1.3.
+    They cover magic, application id, version and size. Source: SQLite's file format, section 1.3.
     """
     try:
-        # A pipe would be waited for, and a device has no end.
+        # reading a pipe would wait, and a device has no end
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("it is not a regular file")
         with open(path, "rb") as file:
@@ -536,7 +523,7 @@ def _check_header(path: Path) -> bool:
     version, application = struct.unpack_from(">I4xI", header, 60)
     if application != schema.APPLICATION_ID:
         raise ProfileError(
-            path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN
+            path, "this is a SQLite database, but not one that IPUscope wrote", _FOREIGN
         )
     if version > schema.VERSION:
         raise ProfileError(

@@ -1,10 +1,10 @@
 """The rows of a profile: one dataclass per table of ``profile.pop``.
 
 These dataclasses *are* the schema. `ipuscope.profiler.file.schema` makes a SQL table from each
-(``table`` names it, every field is a column), the writer stores instances, the reader gives them
-back as pandas frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector``
-is a numpy array in memory and a reference into the ``vectors`` table on disk, where equal content
-is stored once. A field's type also says what it may hold: every reader refuses anything else.
+(``table`` names it, every field is a column), the writer stores instances, the reader returns them
+as pandas frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector`` is a
+numpy array in memory and a reference into the ``vectors`` table on disk, where equal content is
+stored once. A field's type also bounds its values: every reader refuses anything else.
 
 Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the
 epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
@@ -69,9 +69,8 @@ PROGRAM_TYPES = (*STEP_TYPES, REPEAT, SEQUENCE)
 # What a slice of time on an IPU is spent on; the order is the legend's.
 KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "host I/O", "idle")
 TASK = "task"  # of a body whose steps say the kinds
-BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of those above
-    "overlapped host I/O"
-)
+# of I/O tiles at the same time as the others: a kind of its own, none of those above
+BESIDE = "overlapped host I/O"
 
 PHASES = tuple(phase.value for phase in PipelinePhase)
 
@@ -185,7 +184,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Block:
-    """A Block of the user's model, in the order it was first met."""
+    """A Block of the user's model, in the order of first use."""
 
     table: ClassVar[str] = "blocks"
 
@@ -324,7 +323,7 @@ class VertexUse:
 
 @dataclass(slots=True)
 class Variable:
-    """Something that lies in tile memory of one IPU, and when.
+    """Data in the tile memory of one IPU, and when they are live.
 
     Live at the steps ``start <= position < stop`` of its IPU; an always-live one has 0 and the
     number of steps. Nothing about liveness is stored but this.
@@ -368,12 +367,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that runs as one on one IPU.
+    """A piece of program that runs as a unit on one IPU: a stage's forward, a copy, the update ...
 
-    Forward of a stage, a copy, the weight update...
-
-    ``starts`` are relative to the body's start; the last step lasts until the end of the task it
-    runs in.
+    ``starts`` are relative to the body's start; the last step lasts until the end of its task.
     """
 
     table: ClassVar[str] = "bodies"
@@ -393,13 +389,11 @@ class Body:
 
 @dataclass(slots=True)
 class Trace:
-    """The execution of one call, stored by repetition.
-
-    One device iteration as tasks, and how often it recurs.
+    """The execution of one call: one device iteration as tasks, and how often it recurs.
 
     The six columns have an entry per task. A task is a Body running on its IPU from start to end
-    (cycles, relative to the device iteration). Idle time is stored as tasks too: no gaps, no
-    overlaps on an IPU, but for bodies of kind `BESIDE`, which lie on top, one after the other.
+    (cycles, relative to the device iteration). Idle time is stored as tasks too: an IPU has no gaps
+    and no overlaps, except for bodies of kind `BESIDE`, which overlap the others one by one.
     """
 
     table: ClassVar[str] = "traces"
@@ -445,7 +439,7 @@ class Run:
 
 @dataclass(slots=True)
 class HostEvent:
-    """Something that the host did, as the program said by ``libpvti`` (since format 3)."""
+    """An activity of the host that the program recorded by ``libpvti`` (since format 3)."""
 
     table: ClassVar[str] = "host_events"
 
@@ -461,7 +455,7 @@ class HostEvent:
 
 @dataclass(slots=True)
 class HostValue:
-    """A number of the host's at a time, of a graph of ``libpvti`` (since format 3)."""
+    """A value on the host at a time, from a graph of ``libpvti`` (since format 3)."""
 
     table: ClassVar[str] = "host_values"
 
@@ -480,10 +474,7 @@ class HostValue:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable.
-
-    Tiles with none are left out.
-    """
+    """Neighbouring tiles with the same number of bytes of a variable, not 0."""
 
     table: ClassVar[str] = "tile_runs"
     key: ClassVar[str] = "vector, first_tile"
@@ -529,8 +520,8 @@ class BodyStep:
 class Task:
     """A Body running in a device iteration of a trace.
 
-    Waiting is time of an external sync, as it is on the machine: of the next one, where the IPU
-    waits for it, or of one that is nothing else.
+    Waiting is time of an external sync, as on the machine: the next one, if the IPU waits for it,
+    or one that consists only of waiting.
     """
 
     table: ClassVar[str] = "tasks"

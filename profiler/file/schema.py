@@ -1,8 +1,7 @@
 """The tables of ``profile.pop``, made from the dataclasses of `ipuscope.profiler.file.records`.
 
-A profile is a SQLite database. ``application_id`` says that it is one of ours, ``user_version``
-which version of the schema it has. ``python -m tools.pop_format > docs/pop-format.md`` writes the
-documentation.
+A profile is a SQLite database. ``application_id`` marks it as ours, ``user_version`` is the version
+of the schema. ``python -m tools.pop_format > docs/pop-format.md`` writes the documentation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 VERSION = 3
 
 PACKED_TABLE = "packed_columns"
-LEAST_PACKED = 4096  # rows of a table whose columns are packed: below, rows are read as quickly
+LEAST_PACKED = 4096  # rows of a table whose columns are packed: fewer are read as quickly
 PACKED = f"""CREATE TABLE {PACKED_TABLE} (
   of TEXT NOT NULL,
   name TEXT NOT NULL,
@@ -55,7 +54,7 @@ _KINDS: dict[type, str] = {int: "int", float: "float", str: "str", np.ndarray: "
 class Column:
     """One field of a record. ``kind`` is "int", "float", "str" or "vector".
 
-    ``bound``: what it may hold; None of texts that may be anything.
+    ``bound``: its valid values; None of texts that may be anything.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Column:
 
 def columns(record: Any) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    return _columns(record)
+    return _columns(record)  # `cache` hides the type, and mypy takes type[Any] for not hashable
 
 
 @cache
@@ -93,10 +92,7 @@ def _column(record: type[Any], name: str, hint: Any) -> Column:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table.
-
-    A first column ``id``, an option's name, or what ``key`` says is its key.
-    """
+    """The DDL of a record's table; its key: a first column ``id``, an option's name, or ``key``."""
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
         name, kind, *_ = lines[0].split()
@@ -113,7 +109,7 @@ def create_table(record: type[Any]) -> str:
 
 
 def order(record: type[Any]) -> str:
-    """What a record's rows are sorted by when they are read."""
+    """The order in which a record's rows are read."""
     key: str = getattr(record, "key", "rowid")
     return key
 
@@ -195,8 +191,8 @@ VIEWS = (
         " category, role",
         "what fills the memory all the time",
     ),
-    # LIMIT -1 keeps SQLite from dissolving the view into a query that joins it, which would then
-    # compare every pair
+    # LIMIT -1 keeps SQLite from flattening the view into a query that joins it, which would compare
+    # every pair
     View(
         "execution_steps",
         "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles, waited",

@@ -1,9 +1,9 @@
 """The checksum in a profile's header: whether its bytes are still those that were written.
 
 ``checksum`` is "blake2b:", the BLAKE2b-128 of the file's bytes with zeros in place of its digits,
-and SQLite's change counter of then, both in hexadecimal. SQLite counts each change of its own, so
-that an edit is told from damage. Whoever changes a file on purpose can write another checksum: it
-says nothing about where a file is from.
+and SQLite's change counter at that time, both in hexadecimal. SQLite counts its own changes, which
+tells an edit from damage. Whoever changes a file on purpose can write another checksum: it proves
+nothing about a file's origin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COUNTER = slice(24, 28)  # in the file's header (SQLite's file format, section 
 
 
 class State(StrEnum):
-    """What the checksum says about a file."""
+    """What the checksum tells about a file."""
 
     UNKNOWN = "it has no checksum"
     INTACT = "no byte has changed"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
 
 def seal(path: str | os.PathLike[str]) -> None:
-    """Put the checksum where a finished file has `BLANK`; nothing, if that is not there once."""
+    """Put the checksum where a finished file has `BLANK`; nothing, unless that occurs once."""
     with open(path, "r+b") as file:
         digest, at = _digest(file, BLANK.encode())
         if at is not None:
@@ -42,16 +42,16 @@ def seal(path: str | os.PathLike[str]) -> None:
             file.write(f"{_KIND}{digest}:{counter}".encode())
 
 
-def state(path: str | os.PathLike[str], said: object) -> State:
-    """Whether a file is as it was written. ``said``: its header's `ENTRY`. OSError: unreadable."""
-    if not isinstance(said, str) or said == BLANK or not _FORM.fullmatch(said):
+def state(path: str | os.PathLike[str], entry: object) -> State:
+    """Whether a file is as it was written. ``entry``: its header's `ENTRY`. OSError: unreadable."""
+    if not isinstance(entry, str) or entry == BLANK or not _FORM.fullmatch(entry):
         return State.UNKNOWN
     with open(path, "rb") as file:
-        digest, at = _digest(file, said.encode())
+        digest, at = _digest(file, entry.encode())
         counter = _counter(file)
-    if at is not None and said == f"{_KIND}{digest}:{counter}":
+    if at is not None and entry == f"{_KIND}{digest}:{counter}":
         return State.INTACT
-    return State.DAMAGED if said.endswith(f":{counter}") else State.EDITED
+    return State.DAMAGED if entry.endswith(f":{counter}") else State.EDITED
 
 
 def _counter(file: BinaryIO) -> str:
@@ -62,8 +62,8 @@ def _counter(file: BinaryIO) -> str:
 def _digest(file: BinaryIO, words: bytes) -> tuple[str, int | None]:
     """The digest of a file with `BLANK` in place of these words, and where they are.
 
-    None unless they are there exactly once. The file is read, not mapped: who shortens a mapped
-    file ends the process that reads it.
+    None unless they occur exactly once. The file is read, not mapped: shortening a mapped file ends
+    the process that reads it.
     """
     digest, at, rest = blake2b(digest_size=_DIGITS // 2), [], b""
     done = 0  # bytes before ``rest``

@@ -1,9 +1,8 @@
-"""What vectors hold, as rows, for plain SQL and for SQL written for the vendor's files.
+"""Vectors as rows, for plain SQL and for SQL written for the vendor's files.
 
-Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
-tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
-compact form; the views of `ipuscope.profiler.file.schema` unroll them. Our own reader never uses
-them.
+SQL cannot open compressed vectors. The few that queries need (bytes of variables on tiles, the
+steps of bodies, the tasks of traces) are therefore also stored as rows, each in its most compact
+form; the views of `ipuscope.profiler.file.schema` unroll them. Our own reader never uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
 
 
 def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
-    """Runs of equal, non-zero bytes in vectors over tiles, rows as `records.TileRun` has them.
+    """Runs of equal, non-zero bytes in vectors over tiles: rows of `records.TileRun`.
 
     ``vectors``: (id, values), in the order of their ids.
     """
@@ -46,12 +45,9 @@ def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
-    """Activity of each step, from its vectors over tiles, rows as `records.StepActivity` has them.
-
-    An exchange's tiles are those that receive or send.
-    """
-    # The rows keep their arrays: one object is one content.
-    known: dict[int, tuple[int, int, int, float, float]] = {}
+    """Activity of each step from its vectors over tiles (an exchange's: that receive or send)."""
+    # The rows keep their arrays alive: the same object is the same content.
+    activity: dict[int, tuple[int, int, int, float, float]] = {}
     totals: dict[int, int] = {id(None): 0}
     moving: dict[tuple[int, int], int] = {}
     for step in steps:
@@ -62,9 +58,9 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
         received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
         number, lasts = index(step.id), index(step.cycles)
         if cycles is not None:
-            if id(cycles) not in known:
-                known[id(cycles)] = work(np.asarray(cycles))
-            active, first, last, balance, of_active = known[id(cycles)]
+            if id(cycles) not in activity:
+                activity[id(cycles)] = work(np.asarray(cycles))
+            active, first, last, balance, of_active = activity[id(cycles)]
         else:
             both = id(step.bytes_in), id(step.bytes_out)
             if both not in moving:
@@ -75,7 +71,6 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
 
 
 def _moving_tiles(step: records.Step) -> int:
-    """Tiles that receive or send."""
     moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
     if len({len(one) for one in moves}) > 1:
         raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
@@ -85,7 +80,7 @@ def _moving_tiles(step: records.Step) -> int:
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     """How evenly tiles work, from cycles over tiles.
 
-    It gives how many tiles work, the cycles until the first and the last of them has finished, and
+    The number of tiles that work, the cycles until the first and the last of them has finished, and
     the mean over the most work, of all tiles and of those that work.
     """
     busy = cycles[cycles > 0]
@@ -95,24 +90,18 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
 
 
-def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[Row]:
-    """The steps of each body in order; a wait's step is an external sync of its IPU.
-
-    Rows as `records.BodyStep` has them.
-    """
+def body_steps(bodies: Iterable[records.Body], earlier: Earlier) -> Iterator[Row]:
+    """The steps of each body in order, rows of `records.BodyStep`; a wait is an external sync."""
     for body in bodies:
         steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
-        if body.id in known.waits and not steps and body.ipu in known.external_sync:
-            steps, starts = [known.external_sync[body.ipu]], [0]
+        if body.id in earlier.waits and not steps and body.ipu in earlier.external_sync:
+            steps, starts = [earlier.external_sync[body.ipu]], [0]
         stops = [*starts[1:], -1][: len(starts)]
         yield from zip(repeat(body.id), count(), steps, starts, stops)
 
 
-def tasks(trace: records.Trace, known: Known) -> Iterator[Row]:
-    """A trace's tasks in order, with waits as external syncs (`trace.waits_as_syncs`).
-
-    Rows as `records.Task` has them.
-    """
+def tasks(trace: records.Trace, earlier: Earlier) -> Iterator[Row]:
+    """A trace's tasks as rows of `records.Task`, with waits as syncs (`trace.waits_as_syncs`)."""
     columns = _columns(
         f"trace {trace.id}",
         trace.task_body,
@@ -122,31 +111,31 @@ def tasks(trace: records.Trace, known: Known) -> Iterator[Row]:
         trace.task_start,
         trace.task_end,
     )
-    stays, starts, waited = _waits(columns, known)
+    stays, starts, waited = _waits(columns, earlier)
     columns[4] = starts
     first = 0
     for position, row in enumerate(zip(*columns, waited, strict=True)):
         if not stays[position]:
             continue
-        steps = known.steps_of.get(row[0], 0)
+        steps = earlier.steps_of.get(row[0], 0)
         yield trace.id, position, first, steps, *row
         first += steps
 
 
-def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int], list[int]]:
-    """For each task, whether it stays, its start, and how many of its cycles are waiting."""
+def _waits(columns: list[list[int]], earlier: Earlier) -> tuple[list[bool], list[int], list[int]]:
+    """For each task, whether it stays, its start, and its cycles of waiting."""
     body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
-    alone = np.flatnonzero(~np.isin(body, list(known.beside)))  # one after the other on an IPU
+    alone = np.flatnonzero(~np.isin(body, list(earlier.beside)))  # one after the other on an IPU
     alone = alone[np.lexsort((start[alone], ipu[alone]))]
     syncs = waits_as_syncs(
         ipu[alone],
         start[alone],
         end[alone],
-        np.isin(body[alone], list(known.waits)),
-        np.isin(body[alone], list(known.syncs)),
+        np.isin(body[alone], list(earlier.waits)),
+        np.isin(body[alone], list(earlier.syncs)),
     )
     stays, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
-    stays[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
+    stays[alone], start[alone], waited[alone] = syncs.stays, syncs.start, syncs.waited
     return stays.tolist(), start.tolist(), waited.tolist()
 
 
@@ -160,23 +149,22 @@ def _columns(what: str, *vectors: Any) -> list[list[int]]:
 
 
 @dataclass(slots=True)
-class Known:
+class Earlier:
     """Facts about earlier rows that later rows need."""
 
     steps_of: dict[int, int] = field(default_factory=dict)  # body -> its steps
-    traces: dict[int, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # -> iterations, their cycles and steps
+    # trace -> its iterations, their cycles and steps
+    traces: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     executed: int = 0  # steps of the runs so far
     external_sync: dict[int, int] = field(default_factory=dict)  # IPU -> its first such step
-    # bodies that are waits, that are external syncs, and that run beside the others
+    # bodies that are waits, that are external syncs, and that overlap the others
     waits: set[int] = field(default_factory=set)
     syncs: set[int] = field(default_factory=set)
     beside: set[int] = field(default_factory=set)
 
-    def copy(self) -> Known:
+    def copy(self) -> Earlier:
         """An independent copy to return to after an error."""
-        return Known(
+        return Earlier(
             dict(self.steps_of),
             dict(self.traces),
             self.executed,
@@ -204,7 +192,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What is kept beside rows: records, and for large tables their rows as tuples."""
+    """What is stored beside rows: records, and for large tables their rows as tuples."""
 
     records: list[Any]
     tuples: dict[type[Any], list[Row]]
@@ -213,36 +201,34 @@ class Derived:
 NOTHING = Derived([], {})  # for a profile without plain rows
 
 
-def derived(rows: Iterable[Any], known: Known) -> Derived:
-    """The plain rows to keep beside ``rows``, except those of variables.
+def derived(rows: Iterable[Any], earlier: Earlier) -> Derived:
+    """The plain rows to store beside ``rows``, except those of variables; updates ``earlier``.
 
-    The ids of their vectors are known to the writer only.
-
-    ``known`` gains what is among them.
+    Only the writer has the ids of variables' vectors.
     """
     of: dict[type[Any], list[Any]] = {}
     for row in rows:
         of.setdefault(type(row), []).append(row)
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
-    known.add_steps(program_steps)
-    known.add_bodies(bodies)
+    earlier.add_steps(program_steps)
+    earlier.add_bodies(bodies)
     plain_rows: list[Any] = []
     tuples: dict[type[Any], list[Row]] = {
         records.StepActivity: list(step_activity(program_steps)),
-        records.BodyStep: list(body_steps(bodies, known)),
+        records.BodyStep: list(body_steps(bodies, earlier)),
         records.Task: [],
     }
     for trace in of.get(records.Trace, ()):
-        added = list(tasks(trace, known))
+        added = list(tasks(trace, earlier))
         tuples[records.Task] += added
         _, _, first, steps = added[-1][:4] if added else (0, 0, 0, 0)
-        known.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps
+        earlier.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps
     for run in of.get(records.Run, ()):
-        iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
+        iterations, cycles, steps = earlier.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
             start = run.cycle_start + i * cycles
             plain_rows.append(
-                records.Iteration(run.id, i, run.trace, known.executed + i * steps, start)
+                records.Iteration(run.id, i, run.trace, earlier.executed + i * steps, start)
             )
-        known.executed += iterations * steps
+        earlier.executed += iterations * steps
     return Derived(plain_rows, tuples)

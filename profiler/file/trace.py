@@ -1,6 +1,4 @@
-"""Unrolling what a run executed.
-
-Stored by repetition, given back as tasks and slices with absolute times.
+"""Unrolling what a run executed: stored by repetition, returned as tasks and slices in time.
 
 All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over
 either.
@@ -52,10 +50,7 @@ class Tasks:
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
-        """These tasks of one device iteration in each of ``iterations``.
-
-        Times are on the clock shared by all runs.
-        """
+        """These tasks of one device iteration in each of ``iterations``, on all runs' clock."""
         count, times = len(self), len(iterations)
         if times == 1:
             begin = cycle_start + int(iterations[0]) * iteration_cycles
@@ -85,9 +80,7 @@ def distinct(tasks: Tasks) -> tuple[Tasks, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The steps of all bodies in one row.
-
-    Body b has ``step[first[b] : first[b] + count[b]]`` and so on.
+    """The steps of all bodies in one row: ``step[first[b] : first[b] + count[b]]`` for body b.
 
     A body without steps (a wait) has one entry with step -1.
     """
@@ -101,7 +94,7 @@ class Bodies:
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
         """Build from each body's ``steps`` and ``starts``.
 
-        Raises ValueError if a body leaves a gap before its first step or goes back in time.
+        ValueError if a body leaves a gap before its first step or goes back in time.
         """
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
             if len(ids) != len(at):
@@ -123,8 +116,8 @@ class Bodies:
 class Slices:
     """Steps running on IPUs.
 
-    ``count``: slices of each task that they were unrolled from, in order; ``entry`` of each is a
-    position in ``bodies``.
+    ``count``: slices of each task that they were unrolled from, in order; ``entry``: position of
+    each in ``bodies``.
     """
 
     count: np.ndarray
@@ -152,11 +145,11 @@ def slice_count(tasks: Tasks, bodies: Bodies) -> int:
 def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     """Every task's steps, one after the other; the last step of a task lasts until the task ends.
 
-    Raises ValueError if a task ends before its last step begins.
+    ValueError if a task ends before its last step begins.
     """
     count = bodies.count[tasks.body]
     last = np.cumsum(count) - 1
-    # in place: of a million slices each column more is as long as the others' arithmetic
+    # in place: for a million slices each extra column takes as long as the arithmetic
     at = np.repeat(bodies.first[tasks.body] - (last + 1 - count), count)
     at += np.arange(len(at))
     start = bodies.start[at]
@@ -173,11 +166,11 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
 class Waits:
     """The result of `waits_as_syncs`. One entry per task or slice passed to it.
 
-    ``kept``: False for a wait that its IPU's next sync has absorbed; ``start``: with it, that
+    ``stays``: False for a wait that its IPU's next sync has absorbed; ``start``: with it, that
     sync's; ``waited``: cycles of each that were waiting.
     """
 
-    kept: np.ndarray
+    stays: np.ndarray
     start: np.ndarray
     waited: np.ndarray
 
@@ -185,17 +178,16 @@ class Waits:
 def waits_as_syncs(
     ipu: np.ndarray, start: np.ndarray, end: np.ndarray, wait: np.ndarray, sync: np.ndarray
 ) -> Waits:
-    """Waiting as an IPU spends it: in an external sync, which lasts until the others are there.
+    """Waiting as an IPU spends it: in an external sync, which lasts until the others arrive.
 
     ``wait`` and ``sync`` are masks over tasks or slices that are sorted by IPU and start and follow
     one another on each IPU without a gap. The waits right before an external sync become a part of
-    it. Any other wait (for the host's transfers of another IPU, say) stays, an external sync of its
-    own.
+    it. Any other wait (say for another IPU's host transfers) stays, as an external sync of its own.
     """
     row = np.arange(len(ipu))
     others = np.flatnonzero(~wait)
     after = np.append(others, len(ipu))[np.searchsorted(others, row)]
-    after = np.minimum(after, len(ipu) - 1)  # a row itself, where it is no wait
+    after = np.minimum(after, len(ipu) - 1)  # the row itself, if it is not a wait
     absorbed = wait & sync[after] & (ipu[after] == ipu)
     length = end - start
     waited = np.where(wait & ~absorbed, length, 0)

@@ -2,9 +2,9 @@
 
 The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
 unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches
-it, warns once and goes on without a profile; the profile that was at ``path`` before stays as it
-was. One process at a time writes to a path (`ipuscope.profiler.file.lock`); what a dead one left
-there is cleared.
+it, warns once and continues without a profile; the earlier profile at ``path`` stays as it was. One
+process at a time writes to a path (`ipuscope.profiler.file.lock`); the leftovers of a dead one are
+cleared.
 """
 
 from __future__ import annotations
@@ -45,20 +45,17 @@ class ProfileWriter:
 
     Every `add` is one transaction, so that a killed run leaves a partial file with all rows of
     every finished `add`. Every method raises `ProfileError` when the file cannot be written, and
-    only then (`ProfileTaken` where another process is writing it); TypeError and ValueError mean
-    that a row itself is wrong.
+    only then (`ProfileTaken` if another process is writing it); TypeError and ValueError mean that
+    a row itself is wrong.
 
-    ``path`` is absolute, so that a script may change its working directory. A writer belongs to
-    the process that made it: in a forked child, `close` leaves the file to the parent.
+    ``path`` is absolute, so that a script may change its working directory. A writer belongs to the
+    process that made it: in a forked child, `close` leaves the file to the parent.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, writer: str = "IPUscope", plain_rows: bool = True
     ) -> None:
-        """``plain_rows`` False: without the tables that only SQL reads, of which frames need none.
-
-        That takes half the time, for a profile that is read here and thrown away.
-        """
+        """``plain_rows`` False: without the tables that only SQL reads, in half the time."""
         try:
             self.path = Path(os.path.abspath(path))
         except FileNotFoundError as error:
@@ -69,7 +66,7 @@ class ProfileWriter:
         self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
-        self._known = sql_rows.Known()
+        self._earlier = sql_rows.Earlier()
         self._whole = packed_columns.WholeColumns()
         self._published = False
         self._locked = False
@@ -109,7 +106,6 @@ class ProfileWriter:
         )
 
     def _take(self) -> None:
-        """Lock the path."""
         if "\0" in str(self.path):
             raise ProfileError(
                 self.path, "a path cannot have a NUL in it", "Give another directory"
@@ -146,19 +142,16 @@ class ProfileWriter:
         return self.path.with_name(self.path.name + ".publishing")
 
     def meta(self, **values: Any) -> None:
-        """Set entries of the header, anything JSON can hold; an entry set before is replaced."""
+        """Set entries of the header, anything JSON can express; an earlier entry is replaced."""
         rows = [(key, json.dumps(value)) for key, value in values.items()]
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds, any number, as one transaction.
-
-        All of them or, after an error, none.
-        """
-        added, known = list(rows), self._known.copy()
+        """Store records of any kinds as one transaction: all of them or, after an error, none."""
+        added, earlier = list(rows), self._earlier.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        derived = sql_rows.derived(added, known) if self._plain_rows else sql_rows.NOTHING
+        derived = sql_rows.derived(added, earlier) if self._plain_rows else sql_rows.NOTHING
         for row in [*added, *derived.records]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
@@ -182,7 +175,7 @@ class ProfileWriter:
                 self._insert(kind, rows_of_kind)
         self._vectors.update(vectors.new)
         self._runs_of.update(runs)
-        self._known = known
+        self._earlier = earlier
         for kind in columns.keys() & set(records.STORED):
             self._whole.add(kind, columns[kind])
 
@@ -191,12 +184,10 @@ class ProfileWriter:
         self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
 
     def publish(self) -> Path:
-        """Put what was added so far at ``path``, complete, in one rename.
+        """Put what was added so far at ``path``, complete, in one rename; more rows may follow.
 
-        May be called again after more rows.
-
-        The copy is on the disk before it takes the place of the old profile, so that even a power
-        cut leaves one of the two.
+        The copy is on the disk before it replaces the old profile, so that even a power cut leaves
+        one of the two.
         """
         copy = self._copy
         with self._errors():
@@ -227,10 +218,7 @@ class ProfileWriter:
         return self.path
 
     def close(self) -> None:
-        """End writing.
-
-        The partial file goes if everything in it was published, and stays otherwise.
-        """
+        """End writing. The partial file goes if all of it was published, and stays otherwise."""
         if not self.is_own:
             return
         with suppress(sqlite3.Error):
@@ -281,8 +269,8 @@ class ProfileWriter:
 class _VectorBatch:
     """Assigns ids to vectors, one id per distinct content, and collects the rows of new ones."""
 
-    def __init__(self, known: dict[bytes, int]) -> None:
-        self.known = known
+    def __init__(self, stored: dict[bytes, int]) -> None:
+        self.stored = stored
         self.new: dict[bytes, int] = {}
         self.rows: list[tuple[int, bytes, str, int, bytes]] = []
         # Within one `add` the rows keep their arrays alive and unchanged: the same object is the
@@ -297,19 +285,18 @@ class _VectorBatch:
 
     def ids(self, values: Sequence[Any]) -> list[int]:
         """The ids of several vectors."""
-        known = self._by_object
         for one in {id(one): one for one in values}.values():
             self.id(one)
-        return [known[id(one)] for one in values]
+        return [self._by_object[id(one)] for one in values]
 
     def _by_content(self, values: Any) -> int:
         array = codec.narrow(np.asarray(values))
         hashed = blake2b(
             array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()
         ).digest()
-        number = self.known.get(hashed, self.new.get(hashed))
+        number = self.stored.get(hashed, self.new.get(hashed))
         if number is None:
-            number = self.new[hashed] = len(self.known) + len(self.new)
+            number = self.new[hashed] = len(self.stored) + len(self.new)
             coded = codec.encode_narrow(array)
             self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
         return number
@@ -337,7 +324,7 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[
 def _but_none(
     convert: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]
 ) -> Sequence[Any]:
-    """What ``convert`` makes of the values, and None where there is none."""
+    """``convert`` applied to the values other than None, which stay None."""
     converted = iter(convert([value for value in values if value is not None]))
     return [None if value is None else next(converted) for value in values]
 

@@ -1,6 +1,4 @@
-"""libpva's object model over a ``profile.pop``.
-
-Programs written for the vendor's library run on it.
+"""libpva's object model over a ``profile.pop``: programs for the vendor's library run on it.
 
 ``import ipuscope.profiler.pva as pva``; under ``ipu-run`` it is ``pva``. Source of names and
 meanings: docs/libpva.md.

@@ -226,10 +226,7 @@ class CompilationReport(Shown):
 
     @property
     def vertexCodeByTileArrays(self) -> dict[str, np.ndarray]:
-        """Type of vertex -> bytes of its code on each tile of the device, int64.
-
-        ``vertices`` of all tiles at once (libpva has no such thing).
-        """
+        """Type of vertex -> bytes of its code on each tile of the device, int64 (not in libpva)."""
         by_type: dict[str, dict[int, np.ndarray]] = {}
         for ipu in range(self._model.ipus):
             names, code = self._model.vertex_code(ipu)

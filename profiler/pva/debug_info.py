@@ -1,7 +1,7 @@
 """``debug.cbor`` beside a profile: the operator, module and source line of each program.
 
 The vendor's layout (docs/pop-format.md, "Beside the profile"): a CBOR map of ``contexts``, children
-before their parents, and of the ``stringTable`` that holds their names.
+before their parents, and of the ``stringTable`` with their names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NAME = "debug.cbor"
 
 
 def write(profile: str | os.PathLike[str], above: str | os.PathLike[str] = "") -> Path:
-    """Write the ``debug.cbor`` of a profile into its directory, in one rename; gives its path.
+    """Write the ``debug.cbor`` of a profile into its directory, in one rename; returns its path.
 
-    ``above``: also into this one. With several models the last has it, as of PopTorch, whose
-    ``autoReport.directory`` has the file while the profiles lie in directories below.
-    ProfileError where the profile cannot be read or the file cannot be written.
+    ``above``: also into this one. With several models it has the last one's, as with PopTorch,
+    whose ``autoReport.directory`` has the file while the profiles lie in directories below.
+    ProfileError if the profile cannot be read or the file cannot be written.
     """
     import cbor2
 

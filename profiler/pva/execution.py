@@ -14,7 +14,7 @@ from ipuscope.profiler.pva.lists import LazyList, Shown
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
 
-_EXCHANGE, _SYNC = "global exchange", "external sync"  # what IPUs do together is one step
+_EXCHANGE, _SYNC = "global exchange", "external sync"  # joint work of IPUs is one step
 _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 
@@ -51,24 +51,21 @@ def iteration_of(model: Model, run: int) -> Iteration:
         ipu[alone], start[alone], end[alone], kind[alone] == "idle", kind[alone] == _SYNC
     )
     stays, begins = step >= 0, start.copy()
-    stays[alone] &= waits.kept
+    stays[alone] &= waits.stays
     begins[alone] = waits.start
     ipu, step, start, end = (values[stays] for values in (ipu, step, begins, end))
     return _steps_together(model.steps["kind"][step], ipu, step, start, end)
 
 
 def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """Indices in ``Model.steps`` of the steps with these ids.
-
-    A wait maps to an external sync of its IPU, or to -1 if there is none.
-    """
-    known = model.steps["id"]
-    order = np.argsort(known, kind="stable")
+    """Indices in ``Model.steps`` of these ids; a wait's is its IPU's external sync, or -1."""
+    own = model.steps["id"]
+    order = np.argsort(own, kind="stable")
     steps = np.full(len(ids), -1, dtype=np.int64)
     real = ids >= 0
-    if not len(known):
+    if not len(own):
         return steps
-    steps[real] = order[np.searchsorted(known, ids[real], sorter=order)]
+    steps[real] = order[np.searchsorted(own, ids[real], sorter=order)]
     steps[waits] = model.external_sync[ipu[waits]]
     return steps
 
@@ -79,13 +76,13 @@ def _steps_together(
     """Combine parts on single IPUs into steps, in order of time.
 
     Exchanges between IPUs that start at the same time are one step, and so are external syncs that
-    end at the same time: no IPU goes on before the last one has arrived, and the step counts from
+    end at the same time: no IPU continues before the last one has arrived, and the step counts from
     that moment.
     """
     exchange, sync = kind == _EXCHANGE, kind == _SYNC
     what = np.where(exchange, 1, np.where(sync, 2, 0))
     moment = np.where(exchange, start, end)
-    alone = np.arange(len(step))  # a key of its own for what an IPU does by itself
+    alone = np.arange(len(step))  # a key of its own for each part of a single IPU
     key = np.stack([what, np.where(what > 0, moment, alone)], axis=1)
     _, group = np.unique(key, axis=0, return_inverse=True)
     group = group.ravel()
@@ -98,10 +95,7 @@ def _steps_together(
 
 
 class Cycles(Shown):
-    """When the first and the last tile were active.
-
-    Times are on the clock that all IPUs and runs share.
-    """
+    """When the first and the last tile were active, on the clock that all IPUs and runs share."""
 
     __slots__ = ("max", "min")
     _shown = ("min", "max")
@@ -412,7 +406,7 @@ class ExecutionReport(Shown):
         return [block for run in self._runs for block in self._blocks(run, ipu, at, tile)]
 
     def _blocks(self, run: Run, ipu: int, at: int, tile: int) -> Iterator[Block]:
-        model, known = self._model, dict[int, int]()
+        model, cycles_of = self._model, dict[int, int]()
         for executed in run.steps:
             for part in executed._parts:
                 iteration = executed._iteration
@@ -420,9 +414,9 @@ class ExecutionReport(Shown):
                     continue
                 step = int(iteration.step[part])
                 duration = int(iteration.end[part] - iteration.start[part])
-                if step not in known:
-                    known[step] = int(model.cycles_by_tile(step, -1)[at])
-                cycles = duration if known[step] < 0 else known[step]
+                if step not in cycles_of:
+                    cycles_of[step] = int(model.cycles_by_tile(step, -1)[at])
+                cycles = duration if cycles_of[step] < 0 else cycles_of[step]
                 if cycles:
                     start = int(iteration.start[part]) + executed._shift
                     yield Block(

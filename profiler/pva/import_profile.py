@@ -1,7 +1,7 @@
 """A profile of a real IPU, read with the vendor's ``pva`` and written in our format.
 
-`import_profile` asks only for what docs/libpva.md lists, and takes each part as optional: what an
-SDK's object model lacks stays empty and is named in what it gives back. Its argument ``pva`` is the
+`import_profile` asks only for what docs/libpva.md lists, and treats each part as optional: what an
+SDK's object model lacks stays empty and is named in the result. Its argument ``pva`` is the
 vendor's module, or ours, which mirrors it (so the tests read our own profiles with it). No file of
 a real IPU was available: docs/how-to/real-profiles.md.
 """
@@ -29,7 +29,7 @@ MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor
 
 @dataclass
 class Met:
-    """What an import found: rows by table, what the object model lacked, and names if asked."""
+    """The result of an import: rows by table, what the object model lacked, and names if asked."""
 
     rows: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
@@ -58,8 +58,8 @@ def import_profile(
     """Read ``source`` with ``pva``, and write ``path``.
 
     ``debug``: its debug.cbor, without which there are no operators; ``trace``: its .pvti file.
-    ``anonymise``: names become numbers. ProfileError where ``pva`` cannot read it, or ``path``
-    cannot be written.
+    ``anonymise``: names become numbers. ProfileError if ``pva`` cannot read it, or ``path`` cannot
+    be written.
     """
     try:
         report = pva.openReport(str(source), *([] if debug is None else [str(debug)]))
@@ -111,7 +111,7 @@ class _Import:
         self.op_of: dict[Any, int] = {}
 
     def _of(self, owner: Any, name: str, otherwise: Any) -> Any:
-        """An attribute, or what is to stand for it where this object model has none."""
+        """An attribute, or ``otherwise`` if this object model lacks it."""
         try:
             return getattr(owner, name)
         except Exception:  # some libraries raise their own for what was not recorded
@@ -119,7 +119,7 @@ class _Import:
             return otherwise
 
     def name(self, text: Any) -> str:
-        """A name, or a number in its place where names are to go."""
+        """A name, or a number in its place if names are to go."""
         if self._names is None:
             return str(text)
         return self._names.setdefault(str(text), f"name {len(self._names)}")
@@ -129,7 +129,7 @@ class _Import:
         return getattr(program, "_id", program)
 
     def tables(self) -> Iterator[list[Any]]:
-        """Rows of each table, those that others refer to first."""
+        """Rows of each table; tables that others refer to come first."""
         self._operations()
         steps, tree, sets = self._steps()
         traces, bodies = self._traces(steps)
@@ -163,7 +163,7 @@ class _Import:
         )
 
     def _executed(self) -> list[list[tuple[Any, int, int, int]]]:
-        """Of each run (program, IPU, start, end), on its own clock; the first replica's IPUs."""
+        """For each run, (program, IPU, start, end) on its clock; only the first replica's IPUs."""
         runs = []
         for run in self.runs:
             parts = []
@@ -267,9 +267,9 @@ class _Import:
         return steps, tree, sets
 
     def _stages(self, steps: list[records.Step]) -> list[records.Stage]:
-        """A stage an IPU, with the cycles of its operators; what operators take, too."""
+        """A stage an IPU, with the cycles of its operators; adds the operators' own cycles."""
         spent: Counter[tuple[int, str]] = Counter()
-        counted = set()  # what is run again, to recompute, is the same program
+        counted = set()  # recomputation runs the same program
         for step in steps:
             key = self.keys[self.step_at[step.ipu][step.position]], step.ipu
             if step.op >= 0 and key not in counted:
@@ -287,7 +287,7 @@ class _Import:
         ]
 
     def _direction(self, step: records.Step, before: str) -> str:
-        """The direction of a step's operator; what tiles do between two is the first one's."""
+        """The direction of a step's operator; between two operators, that of the first."""
         if step.op >= 0:
             return self.ops[step.op].direction
         inside = step.type == records.DO_EXCHANGE or (
@@ -296,7 +296,7 @@ class _Import:
         return before if inside else ""
 
     def _planned(self, program: Any, kind: str) -> np.ndarray:
-        """The estimated cycles of a program: int64[IPU, tile]; 0 where nothing is said."""
+        """The estimated cycles of a program: int64[IPU, tile]; 0 if unknown."""
         owner = program
         if kind == records.ON_TILE_EXECUTE:
             owner = getattr(program, "computeset", None) or self._of(program, "computeSet", None)
@@ -311,7 +311,7 @@ class _Import:
         """The runs, each a trace of one iteration whose bodies are steps without a gap."""
         bodies: list[records.Body] = []
         self.steps = steps
-        known: dict[Any, int] = {}
+        body_of: dict[Any, int] = {}
         rows: list[Any] = []
         clock = 0
         for number, (run, parts) in enumerate(zip(self.runs, self.executed, strict=True)):
@@ -319,9 +319,9 @@ class _Import:
             tasks = []
             for ipu in range(self.ipus):
                 own = [(s - base, e - base, k) for k, i, s, e in parts if i == ipu]
-                tasks += self._tasks(ipu, sorted(own, key=lambda one: one[:2]), bodies, known)
+                tasks += self._tasks(ipu, sorted(own, key=lambda one: one[:2]), bodies, body_of)
             total = max((task[1] for task in tasks), default=0)
-            self._waits(tasks, total, bodies, known)
+            self._waits(tasks, total, bodies, body_of)
             tasks.sort(key=lambda task: (task[3], task[0]))
             starts, ends, which, where = (_ints(task[at] for task in tasks) for at in range(4))
             none = np.full(len(tasks), -1, dtype=np.int64)
@@ -337,7 +337,7 @@ class _Import:
         return rows, bodies
 
     def _never_ran(self, bodies: list[records.Body]) -> None:
-        """Put the steps that no run has into a body of their IPU."""
+        """Put the steps that never run into a body of their IPU."""
         for ipu in range(self.ipus):
             own = [step for step in self.steps if step.ipu == ipu and step.body < 0]
             lengths = _ints(step.cycles for step in own)
@@ -349,9 +349,13 @@ class _Import:
                 bodies.append(records.Body(*about, *columns))
 
     def _tasks(
-        self, ipu: int, parts: list[tuple[int, int, Any]], bodies: list[Any], known: dict[Any, int]
+        self,
+        ipu: int,
+        parts: list[tuple[int, int, Any]],
+        bodies: list[Any],
+        body_of: dict[Any, int],
     ) -> list[tuple[int, int, int, int]]:
-        """Tasks (start, end, body, IPU): steps of a direction that ran without a wait."""
+        """Tasks (start, end, body, IPU): steps of one direction that ran without a wait."""
         tasks, open_steps, until, way = [], list[tuple[int, int]](), 0, ""
 
         def close() -> None:
@@ -359,16 +363,16 @@ class _Import:
                 begin = open_steps[0][1]
                 ids, starts = _ints(s for s, _ in open_steps), _ints(t for _, t in open_steps)
                 key = ipu, ids.tobytes(), (starts - begin).tobytes(), until - begin, way
-                if key not in known:
-                    known[key] = len(bodies)
+                if key not in body_of:
+                    body_of[key] = len(bodies)
                     task = BodyTask(way) if way else BodyTask.COPY
                     about = len(bodies), f"IPU {ipu} {way or 'exchange'}", ipu, ipu, "task", way
                     length = until - begin
                     bodies.append(records.Body(*about, length, ids, starts - begin, task))
                     for number, _ in open_steps:
                         one = self.steps[number]
-                        one.body = known[key] if one.body < 0 else one.body
-                tasks.append((begin, until, known[key], ipu))
+                        one.body = body_of[key] if one.body < 0 else one.body
+                tasks.append((begin, until, body_of[key], ipu))
                 open_steps.clear()
 
         for start, end, program in parts:
@@ -376,7 +380,7 @@ class _Import:
             if step is None:
                 self.met.missing["an executed program among livenessProgramSteps"] += 1
                 continue
-            start = max(start, until)  # what I/O tiles do beside the others is cut off
+            start = max(start, until)  # overlapped work of I/O tiles is cut off
             if end <= start:
                 continue
             other = self._direction(self.steps[step], way if start == until else "")
@@ -389,7 +393,7 @@ class _Import:
         return tasks
 
     def _waits(
-        self, tasks: list[Any], total: int, bodies: list[Any], known: dict[Any, int]
+        self, tasks: list[Any], total: int, bodies: list[Any], body_of: dict[Any, int]
     ) -> None:
         """Add a wait in each gap, and before the end."""
         for ipu in range(self.ipus):
@@ -397,22 +401,22 @@ class _Import:
             edges = [(0, 0), *((task[0], task[1]) for task in own), (total, total)]
             for (_, end), (start, _) in pairwise(edges):
                 if start > end:
-                    if ("idle", ipu) not in known:
-                        known["idle", ipu] = len(bodies)
+                    if ("idle", ipu) not in body_of:
+                        body_of["idle", ipu] = len(bodies)
                         nothing = _ints(()), _ints(()), BodyTask.IDLE
                         bodies.append(
                             records.Body(
                                 len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, *nothing
                             )
                         )
-                    tasks.append((end, start, known["idle", ipu], ipu))
+                    tasks.append((end, start, body_of["idle", ipu], ipu))
 
     # -- memory ---
 
     def _variables(self, steps: list[records.Step]) -> list[records.Variable]:
         """Lowered variables of a name and lifetime together; else totals by category."""
         lowered = self._of(self._of(self.report, "compilation", None), "loweredVariables", None)
-        held: dict[tuple[int, str, tuple[tuple[int, int], ...], bool], np.ndarray] = {}
+        pieces: dict[tuple[int, str, tuple[tuple[int, int], ...], bool], np.ndarray] = {}
         whole = len(self.programs)
         for tile in range(self.ipus * self.tiles) if lowered is not None else ():
             ipu, at = divmod(tile, self.tiles)
@@ -421,13 +425,13 @@ class _Import:
                 lives = every or tuple((i.start, i.end) for i in one.equivalenceClass.steps)
                 own = bool(getattr(one, "hasUnloweredVar", True))
                 key = ipu, str(one.name), lives, own
-                held.setdefault(key, np.zeros(self.tiles, dtype=np.int64))[at] += int(one.bytes)
-        if not held:
+                pieces.setdefault(key, np.zeros(self.tiles, dtype=np.int64))[at] += int(one.bytes)
+        if not pieces:
             self.met.missing["loweredVariables (outputLoweredVars was off)"] += 1
             return self._totals()
         rows: list[records.Variable] = []
         at_steps = [np.array(own, dtype=np.int64) for own in self.step_at]
-        for (ipu, name, lives, own), by_tile in held.items():
+        for (ipu, name, lives, own), by_tile in pieces.items():
             role = Role.ACTIVATION if own else Role.PROGRAM
             for first, last in lives:
                 start, stop = np.searchsorted(at_steps[ipu], (first, last)).tolist()
@@ -446,7 +450,7 @@ class _Import:
         )
 
     def _totals(self) -> list[records.Variable]:
-        """What tiles hold always and at their worst step, where no variable is known."""
+        """The tiles' bytes, always and at their worst step, if no variable is listed."""
         tiles = self._of(self._of(self.report, "compilation", None), "tiles", ())
         sizes = np.zeros((2, self.ipus * self.tiles), dtype=np.int64)
         for at, tile in zip(range(sizes.shape[1]), tiles, strict=False):
@@ -489,31 +493,31 @@ def _ints(values: Iterable[int]) -> np.ndarray:
 
 
 def _type(kind: str) -> str:
-    """Our type of a program of theirs that is a step."""
+    """Our type for one of their programs that is a step."""
     if kind in records.PROGRAM_TYPES:
         return kind
     return records.SYNC if kind.startswith(("Sync", "Sans")) else records.ON_TILE_EXECUTE
 
 
 def _fields(context: Any) -> dict[str, Any]:
-    """The fields of a debug context and, where it has none of a name, of its parents."""
+    """The fields of a debug context and, for missing ones, of its parents."""
     fields: dict[str, Any] = {}
     waiting, seen = [context], 0
     while waiting and seen < 16:
         one, seen = waiting.pop(0), seen + 1
         try:
-            said = json.loads(getattr(one, "json", "") or "{}")
+            own = json.loads(getattr(one, "json", "") or "{}")
         except ValueError:
-            said = {}
-        fields = {**said, **fields} if isinstance(said, dict) else fields
+            own = {}
+        fields = {**own, **fields} if isinstance(own, dict) else fields
         waiting += list(getattr(one, "parents", ()) or ())
     return fields
 
 
 def _direction(fields: dict[str, Any]) -> str:
-    """As it is said, or by PopART's names of gradient operators."""
-    said = str(fields.get("direction", ""))
-    if said in tuple(Direction):
-        return said
+    """The stated direction, or one by PopART's names of gradient operators."""
+    stated = str(fields.get("direction", ""))
+    if stated in tuple(Direction):
+        return stated
     kind = str(fields.get("opid", ""))
     return Direction.BACKWARD if kind.endswith("Grad") else Direction.FORWARD

@@ -8,9 +8,8 @@ from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
-_print_length = [
-    10
-]  # entries shown of a list: libpva's `Report.listPrintLength` sets it for all that is printed
+# entries shown of a list: libpva's `Report.listPrintLength` sets it for all that is printed
+_print_length = [10]
 
 
 def set_print_length(entries: int) -> None:
@@ -21,10 +20,7 @@ def set_print_length(entries: int) -> None:
 
 
 class LazyList(Sequence[T], Generic[T]):
-    """``length`` entries that ``make`` gives one by one.
-
-    ``walk``, where given, gives them all in order, faster.
-    """
+    """``length`` entries that ``make`` creates one by one; ``walk`` yields all in order, faster."""
 
     __slots__ = ("_length", "_make", "_walk")
 

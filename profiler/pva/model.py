@@ -1,9 +1,9 @@
 """The data behind libpva's objects: a profile's columns, in the order of libpva's lists.
 
-libpva knows one program for the whole device. Ours is a sequence of steps for each IPU; here they
-are one list, in the order of the program tree. What is live on an IPU between two of its own steps
-is live during the other IPUs' steps between them, so a lifetime is one interval of that list, and
-the bytes on all IPUs are known at every step.
+libpva has one program for the whole device, we a sequence of steps for each IPU; here they are one
+list, in the order of the program tree. What is live on an IPU between two of its own steps is live
+during the other IPUs' steps between them, so a lifetime is one interval of that list, and the bytes
+on all IPUs are defined at every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ipuscope.profiler.timeline.tile_usage import IpuVariables
 
 T = TypeVar("T")
 
-# Categories that libpva shows as such; all of them are there even where nothing is in them.
+# Categories that libpva shows as such, even if they are empty.
 CATEGORIES = (
     "vertexCode",
     "vertexInstanceState",
@@ -37,11 +37,10 @@ CATEGORIES = (
     "controlCode",
     "constant",
 )
-OWN_NAME = ("variable", "constant")  # categories whose variables go by their own names
-# What programs have by tile (code, vertices): no variables of theirs.
+OWN_NAME = ("variable", "constant")  # categories whose variables have their own names
+# What programs have per tile (code, vertices) instead of variables.
 OF_PROGRAMS = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode")
-MOST_TILES = 1 << 21  # of a device: lists over all of them are made
-_KEPT = 64  # tiles whose bytes over all steps are remembered
+_MOST_CACHED = 64  # large results, such as bytes of a tile over all steps
 
 
 class Model:
@@ -52,18 +51,6 @@ class Model:
         self.target = target = report.target
         self.tiles = target.tiles_per_ipu
         self.ipus = target.ipus_per_replica
-        if (
-            self.ipus < 1
-            or target.num_replicas < 1
-            or self.ipus * target.num_replicas != target.num_ipus
-        ):
-            raise self.damaged(
-                f"{target.num_ipus} IPUs are not {target.num_replicas} replicas of {self.ipus}"
-            )
-        if target.num_ipus * self.tiles > MOST_TILES:
-            raise self.damaged(
-                f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}"
-            )
         self._recent: OrderedDict[Any, Any] = OrderedDict()
         self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by vector
         self._piece_lists: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -87,10 +74,7 @@ class Model:
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device_array(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> np.ndarray:
-        """Values over the tiles of some modelled IPUs, expanded to all tiles of the device.
-
-        Replicas are included.
-        """
+        """Values over the tiles of modelled IPUs, expanded to all tiles of all replicas."""
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
             one[ipu] = values
@@ -149,10 +133,7 @@ class Model:
 
     @cached_property
     def code_node(self) -> np.ndarray:
-        """For each program of `tree`, the first program with the same code.
-
-        That is the program itself, except for steps that run another step's outlined code.
-        """
+        """For each program of `tree`, the first with the same (outlined) code: mostly itself."""
         nodes = np.arange(len(self.tree["id"]), dtype=np.int64)
         for at, code in enumerate(self.steps["code"].tolist()):
             first = self.step_of.get(code, at)
@@ -207,8 +188,7 @@ class Model:
     def program_names(self) -> list[str]:
         """The name of each program of `tree`.
 
-        Operators in it are named as in PopART; a sync is "Internal" (of one chip's tiles) or
-        "External" (with others).
+        Operators have PopART's names; a sync is "Internal" (of one chip's tiles) or "External".
         """
         names = [str(name) for name in self.tree["name"]]
         ops = self.report.columns_of(records.Op)
@@ -261,10 +241,7 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """``first``, ``balance`` and ``active_balance`` for each step.
-
-        ``first`` is the number of cycles until the first working tile has finished.
-        """
+        """``first`` (cycles of the quickest working tile), ``balance``, ``active_balance``."""
         columns = self.steps
         first = columns["cycles"].copy()
         balance, active = np.ones(len(first)), np.ones(len(first))
@@ -283,10 +260,7 @@ class Model:
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Variables in the order of the file.
-
-        ``first`` and ``last`` (exclusive) are their lifetimes as indices in `steps`.
-        """
+        """Variables in file order; ``first`` and ``last`` (exclusive): their lives in `steps`."""
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
         last = np.full(len(first), len(self.steps["id"]), dtype=np.int64)
@@ -448,11 +422,7 @@ class Model:
 
     @cached_property
     def _data_of_step(self) -> dict[int, np.ndarray]:
-        """Steps without operator -> the variables that belong to them.
-
-        These are the code of an exchange with the host, its headers, and the variables of the
-        tensor that they move.
-        """
+        """Of steps without operator: code and headers of a host exchange, and their tensor's."""
         columns, steps = self.variables, self.steps
         data = ~np.isin(columns["category"], OF_PROGRAMS)
         by_step = {}
@@ -528,10 +498,7 @@ class Model:
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Vertices of a compute set: (type, state bytes, id of the vector of counts).
-
-        State bytes are those of one instance.
-        """
+        """Compute set -> (vertex type, state bytes of one instance, id of the vector of counts)."""
         use, kinds = (
             self.report.columns_of(records.VertexUse),
             self.report.columns_of(records.VertexType),
@@ -598,7 +565,7 @@ class Model:
             self._recent.move_to_end(key)
         else:
             self._recent[key] = make()
-            while len(self._recent) > _KEPT:
+            while len(self._recent) > _MOST_CACHED:
                 self._recent.popitem(last=False)
         answer: T = self._recent[key]
         return answer

@@ -1,9 +1,9 @@
 """Operations and where they come from (docs/libpva.md#operations).
 
-An operation is a captured operator; its debug context is in the layer "popart", like the vendor's,
-and has as its parent one in the layer "poptorch", which says which ATen operator it was, in which
-module, at which line. Steps without an operator (copies between chips and to the host, syncs) form
-operations without a name, so that every step belongs to an operation.
+An operation is a captured operator; its debug context is in the layer "popart", like the vendor's.
+Its parent is in the layer "poptorch" and names the ATen operator, its module and its line. Steps
+without an operator (copies between chips and to the host, syncs) form operations without a name, so
+that every step belongs to an operation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from ipuscope.profiler.pva.report import Report
 
 
-_MADE = (
-    Role.ACTIVATION,
-    Role.GRADIENT,
-)  # of the other roles an operator is only where their memory is looked for
+# an operator has variables of the other roles only to account for their memory
+_MADE = (Role.ACTIVATION, Role.GRADIENT)
 
 
 class Location(Shown):
@@ -43,9 +41,9 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What one layer of the software knows of an operation.
+    """The knowledge of one layer of the software about an operation.
 
-    ``json`` is all of it, ``layer`` only which layer it was.
+    ``json`` is all of it, ``layer`` only the layer's name.
     """
 
     __slots__ = ("_fields", "id", "location", "name", "parents")
@@ -87,7 +85,7 @@ class DebugContext(Shown):
 
 
 class Operation(Shown):
-    """An operator of the model, or steps of a part of the program that belong to no operator."""
+    """An operator of the model, or steps of a part of the program without operator."""
 
     _shown = ("name", "firstStepIndex", "lastStepIndex")
 
@@ -152,10 +150,7 @@ def _in_program_order(operations: list[Operation]) -> list[Operation]:
 
 
 class OperationAnalysis:
-    """All operations of a report, in the order in which their first steps are in the program.
-
-    An operation without steps (a view) comes after the one that precedes it.
-    """
+    """All operations in program order; one without steps (a view) follows its predecessor."""
 
     def __init__(self, report: Report) -> None:
         self._model = report._model

@@ -148,8 +148,7 @@ class Program(Shown):
     def controlCodeByTile(self) -> list[int]:
         """Estimated bytes of control code on each tile of the device, including that of children.
 
-        A profile has one total of control code per IPU; the share of a program is by number of
-        steps.
+        A profile has one total of control code per IPU; a program's share is by number of steps.
         """
         return self.controlCodeByTileArray.tolist()
 
@@ -280,10 +279,7 @@ _CLASSES: dict[str, type[Program]] = {
 
 
 def make_program(model: Model, at: int) -> Program:
-    """The program at an index of ``model.tree``.
-
-    A node that has the type of a step but no step is a plain `Program`.
-    """
+    """The program at an index of ``model.tree``; a plain `Program` if its step is missing."""
     kind = _CLASSES.get(str(model.tree["type"][at]), Program)
     return (
         Program(model, at)
@@ -302,10 +298,7 @@ def _ignore(program: Program) -> None:
 
 
 class ProgramVisitor:
-    """Base class of visitors.
-
-    Override the methods for the programs of interest, and pass the visitor to `Program.accept`.
-    """
+    """Base class of visitors: override methods and pass the visitor to `Program.accept`."""
 
     def visitOnTileExecute(self, onTileExecute: Any) -> None:
         """Called for programs of type OnTileExecute; does nothing here."""

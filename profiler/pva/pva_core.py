@@ -48,16 +48,13 @@ from ipuscope.profiler.pva.variables import (
 )
 from ipuscope.profiler.report import open_report
 
-# -- ``openTrace``: what happened on the host (docs/libpva-clients.md) ---
-# The vendor has a file of its own for it; here what ``libpvti`` recorded
-# (`ipuscope.profiler.pvti`), and the calls of the model, are in the profile or in a ``.pvti`` file.
+# -- ``openTrace``: the host's activity (docs/libpva-clients.md) ---
+# The vendor has a file of its own for it; here the records of ``libpvti``
+# (`ipuscope.profiler.pvti`) and the calls of the model are in the profile or a ``.pvti`` file.
 
 
 class Event(Shown):
-    """An activity of the host that took time.
-
-    ``label``, ``timestamp`` and ``duration`` in microseconds.
-    """
+    """An activity of the host: ``label``, ``timestamp`` and ``duration`` in microseconds."""
 
     __slots__ = ("_children", "duration", "label", "timestamp")
     _shown = ("label", "timestamp", "duration")
@@ -108,7 +105,7 @@ class Trace(Shown):
 
 
 def openTrace(path: str | os.PathLike[str]) -> Trace:
-    """The host's side of a profile, or a ``.pvti`` file: processes, threads, and events in events.
+    """The host's side of a profile, or a ``.pvti`` file: processes, threads, and nested events.
 
     Calls of the model are events too, in the innermost one that they ran in.
     """
@@ -132,7 +129,7 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
             threads.setdefault((row["process"], row["thread"]), []).append(event)
     if calls and not threads:
         threads[0, 0] = []
-    homes = [_home(call, threads) for call in calls]  # before any is there: calls hold no calls
+    homes = [_home(call, threads) for call in calls]  # before any is placed: calls do not nest
     for call, home in zip(calls, homes, strict=True):
         home.append(call)
     processes: dict[int, list[Thread]] = {}

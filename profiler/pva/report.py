@@ -73,7 +73,7 @@ class InstrumentationSettings(Shown):
 
 
 class Report(Shown):
-    """One profile, as libpva has it."""
+    """One profile in libpva's form."""
 
     _shown = ("version", "compilation", "execution")
 
@@ -98,15 +98,14 @@ class Report(Shown):
         return InstrumentationSettings()
 
     def listPrintLength(self, entries: int) -> None:
-        """How many entries of lists are shown when objects are printed (of all reports)."""
+        """Set how many entries of lists are shown when objects are printed (of all reports)."""
         set_print_length(entries)
 
 
 def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | None = None) -> Report:
-    """Open a ``profile.pop``.
+    """Open a ``profile.pop``; `ipuscope.profiler.ProfileError` if this version cannot read it.
 
     ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
-    `ipuscope.profiler.ProfileError` where there is no profile that this version reads.
     """
     report = open_report(path)
     if report.damaged:

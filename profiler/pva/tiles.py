@@ -27,11 +27,7 @@ class Gaps(Shown):
 
 
 class RegionBytes(Shown):
-    """Bytes of a category in a region.
-
-    What always lives (``nonOverlapped``), what shares its place with other things (``overlapped``,
-    at its worst step), and their sum.
-    """
+    """Bytes of a category in a region: always live, sharing memory (at the worst step), total."""
 
     __slots__ = ("nonOverlapped", "overlapped")
     _shown = ("nonOverlapped", "overlapped")
@@ -112,7 +108,7 @@ class TileVertex(Shown):
 
 
 class TileMemory(Shown):
-    """What a tile holds. ``alwaysLiveBytes + notAlwaysLiveBytes`` is ``total.excludingGaps``."""
+    """The bytes of a tile; ``alwaysLiveBytes + notAlwaysLiveBytes`` is ``total.excludingGaps``."""
 
     __slots__ = ("_at", "_model")
     _shown = ("total", "alwaysLiveBytes", "notAlwaysLiveBytes", "overflowed")

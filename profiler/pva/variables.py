@@ -18,8 +18,8 @@ from ipuscope.profiler.pva.model import CATEGORIES, OWN_NAME, Model
 class VariableSize(Shown):
     """A variable and its bytes in the scope of the query: in total, on an IPU or on a tile.
 
-    Two are equal if they are of the same variable, whatever their sizes. What does not belong to
-    the model itself (code and the like) is listed under its category, as one entry.
+    Two are equal if they are of the same variable, whatever their sizes. Bytes that are not the
+    model's (code and the like) are one entry per category.
     """
 
     __slots__ = ("_key", "name", "size")
@@ -40,10 +40,7 @@ class VariableSize(Shown):
 def sizes(
     model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
 ) -> list[VariableSize]:
-    """The sizes of variables given by row and bytes.
-
-    ``categories``: those that have an entry of their own even if they are empty.
-    """
+    """The sizes of variables given by row and bytes; ``categories``: list empty ones too."""
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
         grouped.pop(name, None)
@@ -121,7 +118,7 @@ class _Piece(NamedTuple):
 
 
 class LoweredVariable(_Piece):
-    """The part of a variable that one tile holds.
+    """The part of a variable on one tile.
 
     Ids are unique over the whole profile, tiles are numbered over the device. ``equivalenceClass``:
     when it is live. It is a tuple because a large model has millions of them, and clients iterate
@@ -219,10 +216,9 @@ class LoweredVariables:
 
     @property
     def equivalenceClassSteps(self) -> np.ndarray:
-        """Steps of every equivalence class, by id.
+        """Interval of liveness steps of every equivalence class, by id: int64[class, 2].
 
-        int64[class, 2], start and end of its interval; both are equal for a class that is never
-        live.
+        Start and end are equal for a class that is never live.
         """
         return self._model.classes[0]
 
@@ -269,18 +265,18 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
     ends = np.cumsum(counts)
 
     def walk() -> Iterator[LoweredVariable]:
-        # iterators of C all the way: a generator would take as long as making the entry
+        # iterators in C only: a generator would take as long as making the entry
         begins, classes = first[chosen].tolist(), model.classes[1][chosen].tolist()
-        known = {number: EquivalenceClass(model, number) for number in set(classes)}
+        class_of = {number: EquivalenceClass(model, number) for number in set(classes)}
 
         def pieces(row: int, begin: int, number: int) -> Iterator[LoweredVariable]:
             tiles, size = model.pieces_of(row)
-            same = repeat(known[number]), repeat(_Unlowered(model, row))
+            same = repeat(class_of[number]), repeat(_Unlowered(model, row))
             return map(_make_piece, zip(count(begin), size, tiles, *same, strict=False))
 
         return chain.from_iterable(map(pieces, chosen.tolist(), begins, classes))
 
-    last = _NONE  # the variable that was last asked of: its pieces come one after another
+    last = _NONE  # the variable of the last request: its pieces come one after another
 
     def make(index: int) -> LoweredVariable:
         nonlocal last

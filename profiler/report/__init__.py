@@ -30,13 +30,13 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 class Report(ReportRuns, ReportMemory):
-    """An open profile. It is a context manager and may be used from several threads.
+    """An open profile. It is a context manager, and threads may share it.
 
-    Its questions lie in layers, each of which asks the ones below: `ReportTables`, `ReportProgram`,
-    and on these `ReportRuns` and `ReportMemory`.
+    It has layers, each on the ones below: `ReportTables`, `ReportProgram`, and on these
+    `ReportRuns` and `ReportMemory`.
     """
 
-    # What shows a report is above it, and puts itself here when it is imported.
+    # Displays of a report are above it, and put themselves here when they are imported.
     in_html: ClassVar[Callable[[Report], str]] = repr
     drawn: ClassVar[Callable[[Report], Any] | None] = None
 
@@ -44,7 +44,7 @@ class Report(ReportRuns, ReportMemory):
     def figures(self) -> Any:
         """The viewer's plotly figures of this report: `ipuscope.viewer.figures.of_report.Figures`.
 
-        Raises AttributeError unless `ipuscope.viewer` is imported, which draws them.
+        AttributeError unless `ipuscope.viewer`, which draws them, is imported.
         """
         draw = type(self).drawn
         if draw is None:
@@ -52,5 +52,5 @@ class Report(ReportRuns, ReportMemory):
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The report in a notebook."""
         return type(self).in_html(self)

@@ -13,14 +13,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """Return an entry of a profile's header or options if it is a number that can be.
-
-    The file may come from an untrusted source.
-    """
-    value = said.get(key, default)
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and 0 <= value <= MOST_MICRO_BATCHES else default
+def number(entries: Mapping[str, Any], key: str, default: float) -> float:
+    """An entry of a profile's header or options if it is a valid number; files are untrusted."""
+    value = entries.get(key, default)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if numeric and 0 <= value <= MOST_MICRO_BATCHES else default
 
 
 def frame_of(
@@ -37,7 +34,7 @@ def frame_of(
 
 
 def series_of(values: Any) -> Any:
-    """Values as pandas keeps them; texts without pandas' own search for their type."""
+    """Values in pandas' form; texts without pandas' own search for their type."""
     import pandas as pd
 
     if isinstance(values, np.ndarray) and values.dtype == object:
@@ -65,7 +62,7 @@ def frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame:
 
 
 def columns_without(columns: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
-    """The columns but for these."""
+    """The columns without these."""
     return {name: values for name, values in columns.items() if name not in names}
 
 
@@ -75,27 +72,27 @@ def some_columns(columns: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def position_in(ids: np.ndarray, id: int) -> int | None:
-    """The position of an id; None where it is not there."""
+    """The position of an id; None if it is missing."""
     at = np.flatnonzero(ids == id)
     return int(at[0]) if len(at) else None
 
 
-def looked_up(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
-    """``values`` where ``known`` contains the id, ``default`` elsewhere."""
+def looked_up(ids: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+    """``values`` at the ids that ``keys`` contains, ``default`` elsewhere."""
     values_of = np.full(len(ids), default, dtype=values.dtype)
-    if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
-        fits = (ids >= 0) & (ids < len(known))
+    if len(keys) and (keys == np.arange(len(keys))).all():  # as the engine counts them
+        fits = (ids >= 0) & (ids < len(keys))
         values_of[fits] = values[ids[fits]]
-    elif len(known):
-        order = np.argsort(known, kind="stable")
-        at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
-        fits = known[order][at] == ids
+    elif len(keys):
+        order = np.argsort(keys, kind="stable")
+        at = np.minimum(np.searchsorted(keys, ids, sorter=order), len(keys) - 1)
+        fits = keys[order][at] == ids
         values_of[fits] = values[order][at[fits]]
     return values_of
 
 
 def bounds_of(part: slice | None, size: int, name: str) -> tuple[int, int]:
-    """First and end of a slice of so many. ValueError where it has a step."""
+    """First and end of a slice of ``size`` entries; ValueError if it has a step."""
     first, last, step = (part or slice(None)).indices(size)
     if step != 1:
         raise ValueError(f"{name} must be a slice without a step; use shape to see less detail")
@@ -111,7 +108,7 @@ def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> 
     sorted_above = above[siblings]
     levels = [siblings[sorted_above == -1]]
     reached = len(levels[0])
-    # A node has one parent, so that each is met once; those of a cycle are never met.
+    # A node has one parent, so each is reached once; those of a cycle never are.
     while len(levels[-1]):
         first, last = (
             np.searchsorted(sorted_above, levels[-1], side) for side in ("left", "right")
@@ -135,7 +132,7 @@ def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> 
 
 
 def ranges_of(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """``first[i], first[i] + 1, ...``, ``count[i]`` of them, for one i after the other."""
+    """``first[i], first[i] + 1, ...``, ``count[i]`` numbers for each i."""
     behind = np.cumsum(count)
     ranges: np.ndarray = np.arange(int(count.sum())) + np.repeat(first - (behind - count), count)
     return ranges

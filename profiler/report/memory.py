@@ -53,7 +53,7 @@ class ReportMemory(ReportProgram):
         return frame_of({name: columns[name] for name in names}, index=columns["id"])
 
     def variable_name(self, id: int) -> str:
-        """Name of a variable, without reading the others. `ProfileError` if there is none."""
+        """Name of a variable, without reading the others; `ProfileError` if there is none."""
         return self._reader.text(records.Variable, "name", id)
 
     def variable_tiles(self, id: int) -> np.ndarray:
@@ -87,14 +87,14 @@ class ReportMemory(ReportProgram):
             )
 
         self._check_ipu(ipu)
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return self._keep(("tile columns", variables.alike), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
 
-        Counts the always-live variables and, of the others, those live at the step where the IPU
-        holds the most; ``bytes`` add up to that peak.
+        Counts the always-live variables and, of the others, those live at the step where the IPU is
+        fullest; ``bytes`` add up to that peak.
         """
 
         def make() -> pd.DataFrame:
@@ -107,7 +107,7 @@ class ReportMemory(ReportProgram):
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
         """`tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
             total = self.live_bytes(ipu)
@@ -117,10 +117,7 @@ class ReportMemory(ReportProgram):
         return self._keep(("by kind", variables.alike, names), make)
 
     def liveness(self, ipu: int) -> pd.DataFrame:
-        """Bytes live at each program step of an IPU.
-
-        Sums over tiles, and the value of the fullest tile, both without gaps.
-        """
+        """Bytes live at each program step of an IPU, over all tiles and on the fullest; no gaps."""
 
         def make() -> pd.DataFrame:
             steps = self.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
@@ -129,7 +126,7 @@ class ReportMemory(ReportProgram):
         return self._keep(("liveness", ipu), make)
 
     def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
-        """The columns of `liveness` that are numbers of bytes and tiles; of steps none is read."""
+        """The numeric columns of `liveness`, without reading the steps."""
 
         def make() -> dict[str, np.ndarray]:
             total = self.live_bytes(ipu)
@@ -152,7 +149,7 @@ class ReportMemory(ReportProgram):
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
     def liveness_map(
@@ -166,8 +163,7 @@ class ReportMemory(ReportProgram):
         """Live bytes, int64[step, tile], without gaps.
 
         ``steps`` and ``tiles`` (slices without a step) choose a rectangle; ``shape`` resamples it
-        by maximum to at most that size. ``what``: "total", or "not_always_live" to leave out what
-        is live all the time.
+        by maximum to at most that size. ``what``: "total", or "not_always_live".
         """
         if what not in ("total", "not_always_live"):
             raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
@@ -178,7 +174,7 @@ class ReportMemory(ReportProgram):
             raise ValueError(f"shape must be at least (1, 1), not {shape}")
 
         def make() -> np.ndarray:
-            variables, here = self._ipu(ipu), slice(left, right)
+            variables, here = self.ipu_variables(ipu), slice(left, right)
             always = variables.always()[here] if what == "total" else None
             size = shape or (last - first, right - left)
             return resampled(variables.intervals.on_tiles(here), first, last, size, always)
@@ -186,7 +182,7 @@ class ReportMemory(ReportProgram):
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
     def live_bytes(self, ipu: int) -> np.ndarray:
-        """``total`` of `liveness` alone, without a look at any tile: int64[step], bytes."""
+        """``total`` of `liveness` alone, without reading any tile: int64[step], bytes."""
 
         def make() -> np.ndarray:
             sums = self._variable_vectors[2]
@@ -200,14 +196,11 @@ class ReportMemory(ReportProgram):
             return total
 
         self._check_ipu(ipu)
-        variables = self._ipu(ipu)
+        variables = self.ipu_variables(ipu)
         return self._keep(("live bytes", ipu), make)
 
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
-        """Variables live at a program step (by position), largest first.
-
-        ``bytes`` counts the given tile, or the sum over all tiles.
-        """
+        """Variables live at a step (by position), largest first; bytes on a tile (None: on all)."""
         which, size = self.live_at(ipu, step, tile)
         columns = {name: values[which] for name, values in self.variables_of(ipu).items()}
         return frame_of(
@@ -235,10 +228,9 @@ class ReportMemory(ReportProgram):
         return there, size[there]
 
     def variables_of(self, ipu: int) -> dict[str, np.ndarray]:
-        """Columns of an IPU's variables, in the order of their table.
+        """Columns of an IPU's variables, in the order of their table. Callers must not modify them.
 
-        ``id, op, block, always_live, start, stop, interleaved, category, role``. Callers must not
-        modify them.
+        ``id, op, block, always_live, start, stop, interleaved, category, role``.
         """
 
         def make() -> dict[str, np.ndarray]:
@@ -251,10 +243,7 @@ class ReportMemory(ReportProgram):
         return self._keep(("variables of", ipu), make)
 
     def bytes_of_variables(self, ipu: int, tile: int | None = None) -> np.ndarray:
-        """Bytes of an IPU's variables (`variables_of`) on a tile (None: on all).
-
-        Only the vectors of these are read.
-        """
+        """Bytes of an IPU's variables on a tile (None: on all); reads only their vectors."""
         self._check_ipu(ipu)
         if tile is not None and not 0 <= tile < self._tiles:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
@@ -276,9 +265,6 @@ class ReportMemory(ReportProgram):
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
-        return self._ipu(ipu)
-
-    def _ipu(self, ipu: int) -> IpuVariables:
         self._check_ipu(ipu)
         return self._keep(("ipu", ipu), lambda: self._load_ipu(ipu))
 
@@ -309,11 +295,8 @@ class ReportMemory(ReportProgram):
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
-        """Peaks of selected variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
-
-        ``chosen``: a mask over `ipu_variables`.
-        """
-        return self._some_peaks(self._ipu(ipu), chosen)
+        """Peaks of ``chosen`` variables of an IPU (bool), without the fullest tile of each step."""
+        return self._some_peaks(self.ipu_variables(ipu), chosen)
 
     def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
         """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""
@@ -325,8 +308,8 @@ class ReportMemory(ReportProgram):
     def _some_peaks(self, variables: IpuVariables, chosen: np.ndarray) -> Peaks:
         """Peaks of the variables that ``chosen`` marks.
 
-        Temporary variables are summed once for all IPUs on which they are the same, as on IPUs with
-        equal layers; the always-live ones are added for each IPU.
+        Temporary variables are summed once for all IPUs on which they are the same, as with equal
+        layers; the always-live ones are added for each IPU.
         """
         moving = variables.intervals_of(chosen)
         parts = (moving.start, moving.stop, moving.vector)

@@ -24,7 +24,7 @@ from ipuscope.profiler.report.tables import ReportTables
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns of steps and variables that are asked for together.
+# Columns of steps that are read together.
 _FRAME_OF_STEPS = (
     *("id", "ipu", "position", "program", "body", "op", "type", "name", "cycles"),
     *("tile_cycles", "bytes_in", "bytes_out", "purpose", "tensor"),
@@ -65,10 +65,10 @@ class ReportProgram(ReportTables):
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position.
 
-        ``cycles`` are those of one execution, ``times`` says how often its body runs a step: those
-        of a loop several times. ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance``
-        the mean over the maximum of all tiles' cycles (docs/libpva.md#execution), NaN where no
-        tile's cycles are known.
+        ``cycles`` are those of one execution, ``times`` is how often its body runs a step (more
+        than once in a loop). ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the
+        mean over the maximum of all tiles' cycles (docs/libpva.md#execution), NaN without cycles of
+        tiles.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 
@@ -82,9 +82,7 @@ class ReportProgram(ReportTables):
     @cached_property
     def _program_steps(self) -> pd.DataFrame:
         self._steps.read(*_FRAME_OF_STEPS)
-        cycles, received, sent = (
-            self._in_order(self._steps[name]) for name in ("tile_cycles", "bytes_in", "bytes_out")
-        )
+        cycles, received, sent = (self._in_order(self._steps[name]) for name in _VECTORS_OF_STEPS)
         total, largest, busy = self._sums_of_steps(cycles)
         bytes_in, _, receivers = self._sums_of_steps(received)
         bytes_out, _, senders = self._sums_of_steps(sent)
@@ -109,9 +107,9 @@ class ReportProgram(ReportTables):
         return self._keep(("steps in order", name), lambda: self._in_order(self._step_column(name)))
 
     def steps_with(self, name: str, *words: str) -> np.ndarray:
-        """Which steps have one of these texts in such a column: `steps_in_order` of it, compared.
+        """Which steps have one of these texts in a column of `steps_in_order`.
 
-        Many times as quick: the texts are compared once each, not for each step.
+        Much faster than comparing that column: each distinct text is compared once.
         """
 
         def make() -> np.ndarray:
@@ -168,7 +166,7 @@ class ReportProgram(ReportTables):
 
     @cached_property
     def _program_order(self) -> np.ndarray | None:
-        """Rows of the steps by IPU and position; None where the file has them so, as ours."""
+        """Rows of the steps by IPU and position; None if the file has that order, as ours do."""
         columns = self._table(records.Step)
         columns.read("id", "ipu", "position")
         ipu, position = columns["ipu"], columns["position"]
@@ -182,14 +180,14 @@ class ReportProgram(ReportTables):
         """The steps of all bodies, body by body.
 
         ``body, task, ipu, stage, direction`` describe the body; ``step, op, tensor, kind, purpose,
-        name`` the step, or the body where it has no step (-1); ``start`` counts cycles from the
-        start of the body.
+        name`` the step, or the body if it has no step (-1); ``start`` counts cycles from the start
+        of the body.
         """
-        return self.body_steps_at(np.arange(len(self._bodies.step)))
+        return self.body_steps_at(np.arange(len(self.bodies_in_row.step)))
 
     def body_steps_at(self, entries: np.ndarray) -> pd.DataFrame:
-        """Some rows of `body_steps`, by their numbers: these alone are made."""
-        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        """Some rows of `body_steps`, by their numbers, without making the others."""
+        body, step, bodies = self._table(records.Body), self._steps, self.bodies_in_row
         at = np.searchsorted(bodies.first, entries, side="right") - 1
         steps = bodies.step[entries]
         row = looked_up(steps, step["id"], np.arange(len(step["id"])), 0)
@@ -218,10 +216,13 @@ class ReportProgram(ReportTables):
             }
         )
 
-    @property
+    @cached_property
     def bodies_in_row(self) -> Bodies:
         """The steps of all bodies as numbers, in the order of `bodies` and `body_steps`."""
-        return self._bodies
+        try:
+            return Bodies.make(*self._body_vectors)
+        except ValueError as error:
+            raise self._reader.damaged(str(error)) from error
 
     @cached_property
     def moved_tensors(self) -> pd.DataFrame:
@@ -233,26 +234,18 @@ class ReportProgram(ReportTables):
         return frame_of(self._table(records.MovedTensor))
 
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
-        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id), per tile.
-
-        None where the profile has no such vector.
-        """
+        """``cycles``, ``bytes_in``, ``bytes_out`` of a step (by id) per tile; None if missing."""
         at = position_in(self._steps["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
-        ids = {
-            name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")
-        }
+        ids = {name: int(self._steps[name][at]) for name in _VECTORS_OF_STEPS}
         return {
             name.removeprefix("tile_"): None if id < 0 else self.vector(id)
             for name, id in ids.items()
         }
 
     def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set, by type.
-
-        ``code_bytes`` and ``state_bytes`` are sums over tiles.
-        """
+        """Vertices of a step's compute set, by type; bytes of code and state are over all tiles."""
         at = position_in(self._steps["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
@@ -318,12 +311,12 @@ class ReportProgram(ReportTables):
 
     @cached_property
     def _times(self) -> np.ndarray:
-        """How often a body runs each step, in the order of the table; 1 for a step of none."""
-        ids, steps = self._steps["id"], self._bodies.step
+        """How often a body runs each step, in the order of the table; 1 for a step without body."""
+        ids, steps = self._steps["id"], self.bodies_in_row.step
         if (ids == np.arange(len(ids))).all():  # as the engine counts them
             return np.maximum(1, np.bincount(steps[steps >= 0], minlength=len(ids))[: len(ids)])
-        known, runs = np.unique(steps, return_counts=True)
-        return np.maximum(1, looked_up(ids, known, runs, 1))
+        run, times = np.unique(steps, return_counts=True)
+        return np.maximum(1, looked_up(ids, run, times, 1))
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:
@@ -333,7 +326,7 @@ class ReportProgram(ReportTables):
 
     @cached_property
     def _kinds_of_steps(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The kind of each step, as a position among those that there are; these."""
+        """The kind of each step as a position among the distinct kinds, and these."""
         (type, types), (purpose, purposes) = map(self._steps.coded, ("type", "purpose"))
         pairs = [trace.step_kind(one, other) for one in types for other in purposes]
         kinds = tuple(dict.fromkeys(pairs))
@@ -351,28 +344,21 @@ class ReportProgram(ReportTables):
 
     @cached_property
     def _steps_of_bodies(self) -> np.ndarray:
-        """How many entries `_bodies` has of each body, without reading them: int64[body]."""
-        if "_bodies" in self.__dict__:
-            return self._bodies.count
+        """Entries of each body in `bodies_in_row`, counted without reading them: int64[body]."""
+        if "bodies_in_row" in self.__dict__:
+            return self.bodies_in_row.count
         lengths = self._reader.lengths(self._table(records.Body)["steps"])
         return np.maximum(1, lengths)  # a wait has one
 
-    @cached_property
-    def _bodies(self) -> Bodies:
-        try:
-            return Bodies.make(*self._body_vectors)
-        except ValueError as error:
-            raise self._reader.damaged(str(error)) from error
-
     def _sums_of_steps(self, ids: np.ndarray) -> np.ndarray:
         """`_vector_sums` of vectors of the program steps: int64[3, id]."""
-        known, sums = self.sums_over_tiles
-        found: np.ndarray = sums[:, np.searchsorted(known, ids)]
-        return found
+        vectors, sums = self.sums_over_tiles
+        of_ids: np.ndarray = sums[:, np.searchsorted(vectors, ids)]
+        return of_ids
 
     @cached_property
     def sums_over_tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all vectors of program steps, sorted, -1 among them where a step lacks one.
+        """Ids of all vectors of program steps, sorted, including -1 if a step lacks one.
 
         And of each the sum, the maximum and the count of nonzeros: int64[3, id].
         """

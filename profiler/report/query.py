@@ -1,7 +1,7 @@
 """Read-only SQL on a profile, within limits: a stranger's file and a stranger's SQL are data.
 
 A statement runs in a process of its own (`ipuscope.profiler.report.sql_process`), which may only
-read and is ended when it has had its time or its memory.
+read and is ended when its time or memory is used up.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def select(
     most_rows: int | None = None,
     answer_bytes: int = ANSWER_BYTES,
 ) -> Answer:
-    """The answer to one SELECT. The profile was opened before, so its header is known to be good.
+    """The answer to one SELECT; the header was checked when the profile was opened.
 
-    ``seconds``: the time it may take; ``most_rows``: rows at the most; ``answer_bytes``: of the
-    rows as JSON. QueryError where it fails, is stopped or selects nothing.
+    ``seconds``: the time it may take; ``most_rows``: maximum number of rows; ``answer_bytes``: of
+    the rows as JSON. QueryError if it fails, is stopped or selects nothing.
     """
     asked = {
         "uri": report.uri,
@@ -100,5 +100,5 @@ def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
 
 
 def _own_views() -> list[str]:
-    """The documented views, put before any that the file brings under their names."""
+    """The documented views, put before any in the file with the same names."""
     return [view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS]

@@ -145,10 +145,7 @@ class ReportRuns(ReportProgram):
     def step_count(
         self, run: int = 0, ipus: int | Ipus | None = None, iteration: int | None = None
     ) -> int:
-        """The number of rows that `steps` of these IPUs would have (None: of all).
-
-        `steps` refuses more than `MAX_SLICES`.
-        """
+        """The number of rows in `steps` of these IPUs (None: of all), which allows `MAX_SLICES`."""
 
         def make() -> int:
             tasks, times = self._tasks_of_iteration(run), len(self._iterations(run, iteration))
@@ -169,37 +166,20 @@ class ReportRuns(ReportProgram):
             task, step_ids = slices.task, slices.step
             columns = self._task_columns(run, tasks, task)
             body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
-            # Texts and ids that a slice takes from its step, or from its body where it has none:
-            # one list for both.
-            order = np.argsort(step["id"], kind="stable")
-            row = (
-                order[self._found(step_ids, step["id"], order, "a body has the step")]
-                if len(order)
-                else 0
-            )
-            waits = step_ids < 0
-            what = np.where(waits, len(order) + tasks.body[task], row)
+            # One list of texts and ids for both: a slice has those of its step, or else its body.
+            steps, row = len(step["id"]), self._rows_of(step_ids, step["id"], "a body has the step")
+            what = np.where(step_ids < 0, steps + tasks.body[task], row)
             whole = body["kind"] != "task"
             kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
             uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[task]
-            kind = np.where(uniform, len(order) + tasks.body[task], what)
+            kind = np.where(uniform, steps + tasks.body[task], what)
             none = np.full(len(body["id"]), -1)
             op_of = np.concatenate([step["op"], none])
             block_of = np.concatenate([looked_up(step["op"], op["id"], op["block"], -1), none])
             no_text = np.full(len(none), "", dtype=object)
             return frame_of(
                 {
-                    **some_columns(
-                        columns,
-                        "iteration",
-                        "pipeline_cycle",
-                        "phase",
-                        "ipu",
-                        "body",
-                        "stage",
-                        "direction",
-                    ),
-                    "micro_batch": columns["micro_batch"],
+                    **columns,
                     "step": step_ids,
                     "op": op_of[what],
                     "block": block_of[what],
@@ -223,11 +203,10 @@ class ReportRuns(ReportProgram):
         window: tuple[float, float] | None = None,
         finest: int = 0,
     ) -> Executed:
-        """Executed steps as numbers, in the order of `steps`, many times as fast.
+        """Executed steps as numbers, in the order of `steps`, much faster.
 
-        ``ipus`` None: all. ``window``: only tasks that are not over before its first cycle and
-        begin before its last, on the clock shared by all runs. ``finest``: steps of fewer cycles
-        are merged with their neighbours (`merged`).
+        ``ipus`` None: all. ``window``: only tasks that overlap these cycles, on the clock shared by
+        all runs. ``finest``: steps of fewer cycles are merged with their neighbours (`merged`).
         """
         tasks = self._tasks(run, ipus, iteration)
         if window is not None and window != (-np.inf, np.inf):
@@ -241,7 +220,7 @@ class ReportRuns(ReportProgram):
     def executed_tasks(
         self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
     ) -> Executed:
-        """Tasks in the form of `executed`, named as their bodies, for where steps are too many."""
+        """Tasks in the form of `executed`, named as their bodies, for when steps are too many."""
         tasks, body = self._tasks(run, ipus, iteration), self._table(records.Body)
         kind, kinds = body.coded("kind")
         none = np.zeros(0, dtype=np.int64)
@@ -253,10 +232,10 @@ class ReportRuns(ReportProgram):
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
         kind = self._named.kind_of_entry
-        return self._keep(("merged", finest), lambda: merged(self._bodies, kind, finest))
+        return self._keep(("merged", finest), lambda: merged(self.bodies_in_row, kind, finest))
 
     def ipus_with_io(self, run: int = 0) -> np.ndarray:
-        """The IPUs whose I/O tiles run something beside their other work."""
+        """The IPUs whose I/O tiles overlap their other work."""
         of_body = self._table(records.Body)["kind"] == records.BESIDE
         tasks = self._tasks_of_iteration(run)
         return np.unique(tasks.ipu[of_body[tasks.body]]) if of_body.any() else tasks.ipu[:0]
@@ -264,7 +243,7 @@ class ReportRuns(ReportProgram):
     def extent(
         self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
     ) -> tuple[int, int]:
-        """The first and the last cycle of the tasks of IPUs; (0, 0) where there are none."""
+        """The first and the last cycle of the tasks of IPUs; (0, 0) without any."""
         iterations = self._iterations(run, iteration)
         tasks = self._tasks_of_iteration(run)
         of = slice(None) if ipus is None else np.isin(tasks.ipu, ipus)
@@ -281,10 +260,10 @@ class ReportRuns(ReportProgram):
         iteration: int | None,
         window: tuple[float, float],
     ) -> int:
-        """The number of slices that `executed` would give of a window."""
+        """The number of slices of `executed` in a window."""
         tasks = self._tasks(run, ipus, iteration)
         tasks = tasks.where((tasks.end > window[0]) & (tasks.start < window[1]))
-        return trace.slice_count(tasks, self._bodies)
+        return trace.slice_count(tasks, self.bodies_in_row)
 
     def spent(
         self,
@@ -295,23 +274,21 @@ class ReportRuns(ReportProgram):
     ) -> Spent:
         """Cycles of the executed steps of IPUs between two cycles, exactly, by step and kind.
 
-        Without what I/O tiles run beside other work. Arguments as for `executed`.
+        Without overlapped work of I/O tiles. Arguments as for `executed`.
         """
         tasks = self._tasks(run, ipus, iteration)
         try:
-            return spent(tasks, self._bodies, self._named, *window, without=records.BESIDE)
+            return spent(tasks, self.bodies_in_row, self._named, *window, without=records.BESIDE)
         except ValueError as error:
             raise self._reader.damaged(str(error)) from error
 
     @cached_property
     def _named(self) -> Named:
-        """What bodies run: steps, then bodies, which a wait is named by."""
-        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        """What bodies run: steps, then bodies, which name their waits."""
+        body, step, bodies = self._table(records.Body), self._steps, self.bodies_in_row
         at = np.repeat(np.arange(len(bodies.count)), bodies.count)
         steps = len(step["id"])
-        order = np.argsort(step["id"], kind="stable")
-        row = self._found(bodies.step, step["id"], order, "a body has the step")
-        row = order[row] if steps else row
+        row = self._rows_of(bodies.step, step["id"], "a body has the step")
         own = steps + at
         whole, beside = body["kind"] != "task", body["kind"] == records.BESIDE
         kind_of_step, kinds = self._kinds_of_steps
@@ -322,10 +299,10 @@ class ReportRuns(ReportProgram):
         what = np.where(bodies.step < 0, own, row)
 
         def names(some: np.ndarray) -> np.ndarray:
-            found, of_steps = np.empty(len(some), dtype=object), some < steps
-            found[of_steps] = self.names_at(records.Step, some[of_steps])
-            found[~of_steps] = body["name"][some[~of_steps] - steps]
-            return found
+            texts, of_steps = np.empty(len(some), dtype=object), some < steps
+            texts[of_steps] = self.names_at(records.Step, some[of_steps])
+            texts[~of_steps] = body["name"][some[~of_steps] - steps]
+            return texts
 
         return Named(
             Names(steps + len(body["id"]), names),
@@ -347,10 +324,7 @@ class ReportRuns(ReportProgram):
         return self._keep(("cycle_proportions", run), make)
 
     def _cycles_by_kind(self, tasks: Tasks) -> np.ndarray:
-        """Cycles of each IPU by `records.KINDS`: int64[ipu, kind].
-
-        Tasks of one body with equal duration are unrolled once, however often they ran.
-        """
+        """Cycles of each IPU by `records.KINDS`, equal tasks unrolled once: int64[ipu, kind]."""
         spent = np.zeros((self.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
             return spent
@@ -365,20 +339,19 @@ class ReportRuns(ReportProgram):
         )
         whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
         own = of_body[distinct.body[task]]
-        order = np.argsort(steps["id"], kind="stable")
-        row = self._found(step, steps["id"], order, "a body has the step")
-        theirs = of_step[order[row]] if len(order) else own
+        row = self._rows_of(step, steps["id"], "a body has the step")
+        theirs = of_step[row] if len(of_step) else own
         kind = np.where(whole | (step < 0), own, theirs)
         cycles = (slices.end - slices.start) * times[task]
-        known = kind >= 0
-        np.add.at(spent, (distinct.ipu[task][known], kind[known]), cycles[known])
+        own = kind >= 0
+        np.add.at(spent, (distinct.ipu[task][own], kind[own]), cycles[own])
         return spent
 
     def schedule(self) -> tuple[Tasks, trace.Slices, np.ndarray] | None:
         """Tasks of a call (one for all of equal body and duration), their slices, and their counts.
 
-        Taken from the first run or, where the model was only compiled, from the predicted run.
-        Times are those of the first of each. None without a trace.
+        From the first run or, if the model was only compiled, from the predicted run. Times are
+        those of the first of each. None without a trace.
         """
         stored = self._table(records.Trace)
         if not len(stored["id"]):
@@ -394,8 +367,10 @@ class ReportRuns(ReportProgram):
         """Row of the traces' table that a run executed."""
         runs = self._run_columns
         if not 0 <= run < len(runs["id"]):
-            held = f"holds runs 0 to {len(runs['id']) - 1}" if len(runs["id"]) else "holds no run"
-            raise IndexError(f"{self.path} {held}, not run {run}")
+            runs_of = (
+                f"holds runs 0 to {len(runs['id']) - 1}" if len(runs["id"]) else "holds no run"
+            )
+            raise IndexError(f"{self.path} {runs_of}, not run {run}")
         at = position_in(self._table(records.Trace)["id"], int(runs["trace"][run]))
         if at is None:
             raise self._reader.damaged(f"the trace of run {run} is missing")
@@ -427,14 +402,14 @@ class ReportRuns(ReportProgram):
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
     def _tasks_of_iteration(self, run: int) -> Tasks:
-        """Those of the first device iteration, from cycle 0."""
+        """The tasks of the first device iteration, from cycle 0."""
         at = self._trace_of(run)
         return self._keep(("trace", at), lambda: self._tasks_of_trace(at))
 
     def _tasks_of_trace(self, at: int) -> Tasks:
         """The device iteration in a row of the traces' table, from cycle 0, by IPU and start.
 
-        Bodies are given as rows of their table.
+        Bodies are rows of their table.
         """
         stored = self._table(records.Trace)
         what = f"the trace {stored['id'][at]}"
@@ -445,37 +420,25 @@ class ReportRuns(ReportProgram):
         if any(len(values) != size for values in columns.values()):
             raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
-        by_id = np.argsort(body, kind="stable")
-        columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
-        ]
+        columns["body"] = self._rows_of(columns["body"], body, f"{what} has the body", waits=False)
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
-        wrong = integrity.of_tasks(columns, body_ipu, self._known)
+        wrong = integrity.of_tasks(columns, body_ipu, self._context)
         self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
-    def _found(
-        self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True
-    ) -> Any:
-        """Positions of ``ids`` in ``known[order]``; 0 for negative ids where these are allowed.
-
-        Raises `ProfileError` for other unknown ids.
-        """
-        if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
-            fits = (ids >= 0) & (ids < len(known))
-            at = np.where(fits, ids, 0)
-        else:
-            at = np.searchsorted(known, ids, sorter=order)
-            at[at == len(known)] = 0
-            fits = known[order][at] == ids if len(known) else np.zeros(len(ids), dtype=bool)
-        wrong = ~(fits | ((ids < 0) & waits))
+    def _rows_of(
+        self, ids: np.ndarray, keys: np.ndarray, what: str, waits: bool = True
+    ) -> np.ndarray:
+        """Rows of ``keys`` with these ids, 0 for negative ids of ``waits``; else `ProfileError`."""
+        rows = looked_up(ids, keys, np.arange(len(keys)), -1)
+        wrong = (rows < 0) & ~((ids < 0) & waits)
         if wrong.any():
             raise self._reader.damaged(f"{what} {ids[wrong][0]}, which is missing")
-        return at
+        return np.maximum(rows, 0)
 
     def _slices(self, tasks: Tasks, bodies: Bodies | None = None) -> trace.Slices:
-        bodies = bodies or self._bodies
+        bodies = bodies or self.bodies_in_row
         self._check_size(trace.slice_count(tasks, bodies))
         try:
             return trace.slices(tasks, bodies)
@@ -505,13 +468,13 @@ class ReportRuns(ReportProgram):
             "phase": texts_of(np.array([*records.PHASES, ""], dtype=object), phase[at]),
             "ipu": tasks.ipu[at],
             "body": columns["id"][body],
-            "direction": texts_of(columns["direction"], body),
             "stage": columns["stage"][body],
+            "direction": texts_of(columns["direction"], body),
             "micro_batch": tasks.micro_batch[at],
         }
 
     def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of a run's pipeline cycles, and of each its place in `records.PHASES`."""
+        """Positions of a run's pipeline cycles, and each one's index in `records.PHASES`."""
         cycles = self.pipeline_cycles(run)
         codes = {name: i for i, name in enumerate(records.PHASES)}
         code = np.array([codes.get(name, len(codes)) for name in cycles["phase"].tolist()])

@@ -1,12 +1,11 @@
-"""One SELECT in a process of its own: `query` starts this file and reads what it prints.
+"""One SELECT in a process of its own: `query` starts this file and reads its output.
 
 Run by its path (``python -I -S sql_process.py``), so it imports nothing of ours. SQLite's own
-limits do not reach into a single function call (``instr`` on two long texts takes hours), so that
-only ending the process ends every statement; and the process can hold no more memory than it is
-given. Standard input has what to do as JSON: ``uri``, ``sql``, ``views`` (statements that put the
-documented views before those that the file brings), ``memory`` and ``answer`` (bytes), ``rows`` (at
-the most; None: all), ``seconds``. Standard output gets ``names``, ``rows`` and ``cut`` (whether
-there were more), or ``error``.
+limits do not reach into a single function call (``instr`` on two long texts takes hours): only
+ending the process ends every statement, and it also bounds the memory. Standard input has the
+request as JSON: ``uri``, ``sql``, ``views`` (statements that put the documented views before those
+in the file), ``memory`` and ``answer`` (bytes), ``rows`` (maximum; None: all), ``seconds``.
+Standard output gets ``names``, ``rows`` and ``cut`` (whether there were more), or ``error``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A profile's tables: its columns, checked as they are read, and what only needs these."""
+"""A profile's tables: its columns, checked as they are read, and what needs only these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from ipuscope.profiler.file import from_json, integrity, records, seal
-from ipuscope.profiler.file.bounds import Known
+from ipuscope.profiler.file.bounds import Context
 from ipuscope.profiler.file.columns import Check, Columns
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.profiler.file.reader import Reader
@@ -32,8 +32,8 @@ DAMAGED = (
     "Bytes of this file have changed since it was written, and not by SQLite: any answer may be"
     " wrong. ipu-report doctor says what it finds; run the model again"
 )
-_FEW_NAMES, _FEW_OF_NAMES = 4000, 8  # that are read one by one, or an eighth: all take as long
-_KEPT_FRAMES = 4  # frames of slices, which may be large
+_FEW_NAMES, _FEW_OF_NAMES = 4000, 8  # read one by one, or an eighth: all would take as long
+_MOST_RECENT = 4  # frames of slices, which may be large
 _META = {
     "format": 1,
     "writer": "",
@@ -48,19 +48,19 @@ _META = {
 
 
 class ReportTables:
-    """What a report reads of its file."""
+    """The part of a report that reads its file."""
 
     _opens: type[Reader] = Reader
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = self._opens(path)
         self.path: Path = self._reader.path
-        # One lock, for columns and properties too: with several, who has one of them and who has
-        # another wait for each other for ever.
+        # One lock, for columns and properties too: with several, two threads that each have one of
+        # them could wait for each other for ever.
         self._lock = threading.RLock()
         self._seal: Future[seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
-        self._kept: dict[Any, Any] = {}
+        self._cached: dict[Any, Any] = {}
         self._making: dict[str, threading.RLock] = {}
         self._names_asked: dict[type[Any], int] = {}
         self._recent: OrderedDict[Any, Any] = OrderedDict()
@@ -94,7 +94,7 @@ class ReportTables:
         return {**meta, "warnings": warnings}
 
     def _unfinished(self) -> str:
-        """Whether the run goes on or was ended, and what is missing."""
+        """Whether the run is going on or was ended, and what is missing."""
         if is_being_written(self.path):
             return "A run is writing this profile now" + self._missing(" yet")
         return "This profile was not finished" + self._missing()
@@ -131,14 +131,11 @@ class ReportTables:
                 for name, value in zip(columns["name"], columns["value"], strict=True)
             }
         except ValueError as error:
-            raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
+            raise self._reader.damaged(f"an option's value is not JSON ({error})") from error
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles per micro-batch, memory.
-
-        ``share`` is relative to the slowest stage's cycles.
-        """
+        """Stages: IPU, Blocks, cycles per micro-batch, memory; ``share``: of the slowest stage."""
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
         names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]
@@ -189,7 +186,7 @@ class ReportTables:
         )
 
     def names_at(self, record: type[Any], rows: np.ndarray) -> np.ndarray:
-        """Names of some rows of a table; while few were asked for, the others are not read."""
+        """Names of some rows of a table; the others are not read for a small number of requests."""
         if self._all_names(record, len(rows)):
             return self._table(record)["name"][rows]
         return self._some_names(record, self._table(record)["id"][rows])
@@ -215,19 +212,19 @@ class ReportTables:
         return named
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
-        """Rows of a table by their ids, -1 where it has none: int64."""
-        known = self._table(record)["id"]
-        return looked_up(np.asarray(ids), known, np.arange(len(known)), -1)
+        """Rows of a table by their ids, -1 if it has none: int64."""
+        own = self._table(record)["id"]
+        return looked_up(np.asarray(ids), own, np.arange(len(own)), -1)
 
     def op_names(self, ids: np.ndarray) -> np.ndarray:
-        """Names of operators by their ids, "" of what is none; of few, only these are read."""
+        """Names of operators by their ids, "" for others; of few, only these are read."""
         rows = self.rows_of(records.Op, ids)
         names = np.full(len(rows), "", dtype=object)
         names[rows >= 0] = self.names_at(records.Op, rows[rows >= 0])
         return names
 
     def block_names(self, ids: np.ndarray) -> np.ndarray:
-        """Names of Blocks by their ids, "" of what is none."""
+        """Names of Blocks by their ids, "" for others."""
         columns = self._table(records.Block)
         return looked_up(np.asarray(ids), columns["id"], columns["name"], "")
 
@@ -239,17 +236,14 @@ class ReportTables:
         with self._lock:
             making = self._making.setdefault(key, threading.RLock())
         with making:
-            if ("once", key) not in self._kept:
-                self._kept["once", key] = make()
-            answer: T = self._kept["once", key]
+            if ("once", key) not in self._cached:
+                self._cached["once", key] = make()
+            answer: T = self._cached["once", key]
             return answer
 
     @property
     def state(self) -> tuple[int, ...]:
-        """What tells the file as it was opened from what is at its path later, for `answers`.
-
-        Empty while a run writes it.
-        """
+        """What tells the opened file from a later one at its path; empty while a run writes it."""
         return () if self._reader.partial else self._reader.state
 
     @property
@@ -269,14 +263,14 @@ class ReportTables:
             return seal.State.UNKNOWN
 
     def begin_check(self) -> None:
-        """Have `as_written` be found in a thread, while others read: it goes over every byte."""
+        """Compute `as_written`, which goes over every byte, in a thread meanwhile."""
         pool = ThreadPoolExecutor(1)
         self._seal = pool.submit(self._sealed)
         pool.shutdown(wait=False)
 
     @property
     def notes(self) -> list[str]:
-        """What whoever reads the profile has to know: the header's warnings, and damage."""
+        """What every reader of the profile has to know: the header's warnings, and damage."""
         return [*map(str, self.meta["warnings"]), *([DAMAGED] if self.damaged else [])]
 
     @property
@@ -285,14 +279,11 @@ class ReportTables:
         return self.as_written is seal.State.DAMAGED
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
-        """Columns of a table that the file holds packed otherwise than in its rows."""
+        """Columns of a table whose packed form differs from its rows."""
         return self._reader.packed_amiss(record)
 
     def columns_of(self, record: type[Any]) -> Columns:
-        """A table by column, with its rows in order; vectors as ids, -1 where there is none.
-
-        Each column is read on first use. Callers must not modify it.
-        """
+        """A table's columns, each read on first use; vectors as ids, -1 for none. Do not modify."""
         return self._table(record)
 
     def vector(self, id: int) -> np.ndarray:
@@ -301,9 +292,9 @@ class ReportTables:
 
     @property
     def variable_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """A row of vectors for each row of the variables' table, and the distinct vectors of bytes.
+        """The distinct vectors of variables' bytes, and each variable's row in them.
 
-        int64[variable] and int64[vector, tile]; callers must not modify them.
+        int64[variable] (first) and int64[vector, tile]; callers must not modify them.
         """
         return self._vector_of_variables, self._variable_vectors[1]
 
@@ -319,16 +310,16 @@ class ReportTables:
             return self._columns[record]
 
     def _check(self, record: type[Any]) -> Check:
-        """The function with which `ipuscope.profiler.file.integrity` checks columns of a table."""
+        """The check of a table's columns by `ipuscope.profiler.file.integrity`."""
 
         def check(columns: Columns, names: Iterable[str]) -> None:
-            self._sound(integrity.of_table(record, columns, names, self._known))
+            self._sound(integrity.of_table(record, columns, names, self._context))
 
         return check
 
     @cached_property
-    def _known(self) -> Known:
-        return Known(
+    def _context(self) -> Context:
+        return Context(
             lambda: self.target.ipus_per_replica,
             lambda table: self._table(records.BY_TABLE[table])["id"],
             lambda: self._table(records.Step)["ipu"],
@@ -392,9 +383,9 @@ class ReportTables:
 
     def _keep(self, key: Any, make: Callable[[], T]) -> T:
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = make()
-            answer: T = self._kept[key]
+            if key not in self._cached:
+                self._cached[key] = make()
+            answer: T = self._cached[key]
             return answer
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
@@ -404,6 +395,6 @@ class ReportTables:
             if answer is None:
                 answer = make()
             self._recent[key] = answer
-            while len(self._recent) > _KEPT_FRAMES:
+            while len(self._recent) > _MOST_RECENT:
                 self._recent.popitem(last=False)
             return answer

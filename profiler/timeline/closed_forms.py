@@ -18,10 +18,7 @@ def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches stashed between the forward and backward of a stage.
-
-    2(K - 1 - k) + 1; none for the last stage.
-    """
+    """Micro-batches stashed for a stage's backward: 2(K - 1 - k) + 1; none for the last."""
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
 
@@ -40,10 +37,7 @@ def time_bubble(stages: int, micro_batches: int) -> float:
 def training_cycles(
     forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0
 ) -> int:
-    """Exact cycles of a weight update with one stage per IPU and G >= 2K - 1.
-
-    Every pipeline cycle has the same overhead.
-    """
+    """Exact cycles of an update: a stage per IPU, G >= 2K - 1, ``overhead`` per pipeline cycle."""
     stages = len(forward)
     f, b = np.asarray(forward), np.asarray(backward)
     both = f + b

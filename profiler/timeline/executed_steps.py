@@ -15,7 +15,7 @@ _SIGNED = (np.int8, np.int16, np.int32, np.int64)
 
 
 class Names:
-    """Texts by position: only those that are asked for are read. ``some``: those at positions."""
+    """Texts by position, read only when requested; ``some`` gives those at positions."""
 
     def __init__(self, count: int, some: Callable[[np.ndarray], np.ndarray]) -> None:
         self._count, self._some = count, some
@@ -25,8 +25,8 @@ class Names:
 
     def __getitem__(self, at: Any) -> Any:
         """The text at a position, or those at an array of them."""
-        found = self._some(np.atleast_1d(at))
-        return found if np.ndim(at) else found[0]
+        texts = self._some(np.atleast_1d(at))
+        return texts if np.ndim(at) else texts[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._some(np.arange(self._count)).tolist())
@@ -37,8 +37,8 @@ class Named:
     """What bodies execute, by name: program steps in the order of their table, then bodies.
 
     ``name`` of each; ``of_entry`` is the position of each entry of `trace.Bodies` among them,
-    ``kind_of_entry`` its kind (an index into ``kinds``): the step's; of a wait, and of what I/O
-    tiles run, the body's.
+    ``kind_of_entry`` its kind (an index into ``kinds``): the step's; the body's for a wait and for
+    overlapped work of I/O tiles.
     """
 
     name: Names | np.ndarray
@@ -48,12 +48,12 @@ class Named:
 
     @classmethod
     def nothing(cls) -> Named:
-        """Of a profile in which nothing runs."""
+        """For a profile in which nothing runs."""
         none = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(0, dtype=object), (), none, none)
 
     def merged(self, entries: Merged) -> Named:
-        """The same of merged bodies: several steps are named as the first of them."""
+        """The same for merged bodies: several steps have the name of the first."""
         source = entries.source
         of = {"of_entry": self.of_entry[source], "kind_of_entry": self.kind_of_entry[source]}
         return replace(self, **of)
@@ -64,9 +64,9 @@ class Executed:
     """Slices: one entry each, times (int64) in cycles on the clock that all runs share.
 
     ``step`` is the program step's id, -1 for a wait; ``what`` a position in ``named.name``, and
-    ``kind`` one in ``named.kinds``. These are as narrow as their numbers: a call has a million.
-    ``merged``: where steps of fewer than ``finest`` cycles are, the entry of each slice among those
-    of the merged bodies; ``step`` is -1 of several, too.
+    ``kind`` one in ``named.kinds``, all of narrow types: a call has a million. ``merged``: if steps
+    of fewer than ``finest`` cycles are merged, the entry of each slice among those of the merged
+    bodies; ``step`` is then also -1 for several steps.
     """
 
     ipu: np.ndarray
@@ -100,21 +100,18 @@ class Executed:
 
 
 def as_narrow(values: np.ndarray) -> np.ndarray:
-    """Integers in the narrowest signed type that has them all."""
+    """Integers in the narrowest signed type that fits them all."""
     most = max(int(values.max(initial=0)), -1 - int(values.min(initial=0)))
     narrow = next(one for one in _SIGNED if most <= np.iinfo(one).max)
     return values.astype(narrow, copy=False)
 
 
-_SPARSE = 8  # times as many numbers as rows: they are sorted rather than counted
+_SPARSE = 8  # times as many numbers as rows: sort rather than count
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Cycles that steps took together: one entry for each step and kind, int64.
-
-    ``step`` is -1 for waits, ``kind`` an index into ``kinds``; ``count``: slices.
-    """
+    """Cycles by step (-1: waits) and kind (index into ``kinds``), int64; ``count``: slices."""
 
     step: np.ndarray
     kind: np.ndarray
@@ -137,8 +134,8 @@ def spent(
 ) -> Spent:
     """What the slices of tasks take between two cycles, exactly.
 
-    Tasks that lie between them count by their body and length, so that only those that are cut are
-    unrolled one by one. ``without``: a kind that is left out. Raises ValueError as `trace.slices`.
+    Tasks between them count by their body and length, so that only those that are cut are unrolled
+    one by one. ``without``: a kind that is left out. ValueError as in `trace.slices`.
     """
     tasks = tasks.where((tasks.end > low) & (tasks.start < high))
     whole = (tasks.start >= low) & (tasks.end <= high)
@@ -156,8 +153,8 @@ def spent(
         parts.append((bodies.step[entry], named.kind_of_entry[entry], cycles, many))
     step, kind, cycles, count = (np.concatenate(column) for column in zip(*parts, strict=True))
     wanted = np.array([name != without for name in named.kinds], dtype=bool)
-    kept = wanted[kind] if len(kind) else np.zeros(0, dtype=bool)
-    return _summed(step[kept], kind[kept], cycles[kept], count[kept], named.kinds)
+    counted = wanted[kind] if len(kind) else np.zeros(0, dtype=bool)
+    return _summed(step[counted], kind[counted], cycles[counted], count[counted], named.kinds)
 
 
 def _summed(

@@ -1,9 +1,9 @@
 """Which bytes are live when: sums over variables' intervals, a block of program steps at a time.
 
 An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. Adding it
-at its start and taking it off at its stop, and summing along the steps, gives the bytes live at
-every step on every tile (difference and cumulative sum). Blocks keep memory bounded however long
-the program. All arrays are int64.
+at its start, subtracting it at its stop and summing along the steps gives the bytes live at every
+step on every tile (difference and cumulative sum). Blocks bound the memory however long the
+program. All arrays are int64.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 
-_REMEMBERED = 8  # totals that others are made of
+_REMEMBERED = 8  # totals that others are computed from
 _TOGETHER = 16  # states that share a bound
-BLOCK_CELLS = 1 << 17  # steps x tiles held at a time: what stays in a core's cache
+BLOCK_CELLS = 1 << 17  # steps x tiles at a time, so that they stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Variables' lifetimes.
-
-    ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i takes.
-    """
+    """Variables' lifetimes; ``vector[i]`` is variable i's row of ``vectors`` [vector, tile]."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -39,7 +36,7 @@ class Intervals:
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
         """The narrowest integers for what could be live at once on a tile, ``base`` included.
 
-        Half as wide is twice as quick.
+        Half the width is twice as fast.
         """
         widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(
             initial=0
@@ -60,7 +57,7 @@ class Intervals:
 
 
 def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """Bytes over tiles of the variables that take the rows ``vector`` of ``vectors``."""
+    """Bytes over tiles of the variables with the rows ``vector`` of ``vectors``."""
     times = np.bincount(vector, minlength=len(vectors))
     rows = np.flatnonzero(times)
     return times[rows] @ vectors[rows]
@@ -78,12 +75,12 @@ class Totals:
         self._last = [nothing]
 
     def of(self, vector: np.ndarray) -> np.ndarray:
-        """Bytes over tiles of the variables that take these rows of ``vectors``."""
+        """Bytes over tiles of the variables with these rows of ``vectors``."""
         times = np.bincount(vector, minlength=len(self.vectors))
         last = self._last[-_REMEMBERED:]
         differ = [np.flatnonzero(times != one) for one, _ in last]
-        rows, (near, known) = min(zip(differ, last, strict=True), key=lambda pair: len(pair[0]))
-        sum_of: np.ndarray = known + (times[rows] - near[rows]) @ self.vectors[rows]
+        rows, (near, sum_near) = min(zip(differ, last, strict=True), key=lambda pair: len(pair[0]))
+        sum_of: np.ndarray = sum_near + (times[rows] - near[rows]) @ self.vectors[rows]
         self._last = [*last, (times, sum_of)]
         return sum_of
 
@@ -93,10 +90,9 @@ def blocks(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``.
 
-    ``base`` (int64[tiles]) is included.
-
-    Pieces, of the integers that are wide enough, have ``rows`` steps (0: as many as `BLOCK_CELLS`
-    allows), the last one what is left. A piece is the caller's only until the next one.
+    ``base`` (int64[tiles]) is included. Pieces are of the narrowest integers and have ``rows``
+    steps (0: as many as `BLOCK_CELLS` allows), the last one the rest. A piece is valid only until
+    the next.
     """
     rows = rows or max(1, BLOCK_CELLS // max(1, intervals.tiles))
     step, row, change = _changes(intervals, first, last)
@@ -120,10 +116,7 @@ def blocks(
 def _changes(
     intervals: Intervals, first: int, last: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Changes of what is live: (step, row of vectors, difference), sorted and merged.
-
-    Only steps ``first < step < last``.
-    """
+    """Sorted changes of what is live at ``first < step < last``: (step, row of vectors, times)."""
     step = np.concatenate([intervals.start, intervals.stop])
     row = np.concatenate([intervals.vector, intervals.vector])
     change = np.repeat([1, -1], len(intervals.start))
@@ -137,13 +130,6 @@ def _changes(
     return unique // size, unique % size, merged
 
 
-def byte_map(
-    intervals: Intervals, first: int, last: int, always: np.ndarray | None = None
-) -> np.ndarray:
-    """Bytes live at steps ``first <= step < last`` on each tile, plus ``always`` (int64[tiles])."""
-    return resampled(intervals, first, last, (last - first, intervals.tiles), always)
-
-
 def resampled(
     intervals: Intervals,
     first: int,
@@ -151,9 +137,10 @@ def resampled(
     shape: tuple[int, int],
     always: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`byte_map` in fewer cells, each the maximum of those it replaces, so that no peak is lost.
+    """Bytes live in fewer cells, each the maximum of those it replaces, so that no peak is lost.
 
-    ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
+    At steps ``first <= step < last`` on each tile, plus ``always`` (int64[tiles]). ``shape``
+    (steps, tiles) is cut to the map: nothing is ever stretched.
     """
     steps, tiles = min(shape[0], last - first), min(shape[1], intervals.tiles)
     base = np.zeros(intervals.tiles, dtype=np.int64) if always is None else always
@@ -164,7 +151,7 @@ def resampled(
     tile_edges = np.arange(tiles) * intervals.tiles // tiles
     for begin, piece in blocks(intervals, first, last, base):
         cells = np.maximum.reduceat(piece, tile_edges, axis=1) if tiles < intervals.tiles else piece
-        # The row that the piece begins in may have begun in the piece before.
+        # The piece may begin within a row of the piece before.
         low = int(np.searchsorted(row_edges, begin, side="right")) - 1
         high = int(np.searchsorted(row_edges, begin + len(piece)))
         edges = np.maximum(row_edges[low:high] - begin, 0)
@@ -230,7 +217,7 @@ def _step_totals(intervals: Intervals, steps: int) -> np.ndarray:
 def _tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """The most bytes on each tile, and the first step that has them: int64[tile] twice.
 
-    A tile holds most after something was added, or, where nothing is, at step 0.
+    A tile is fullest after an addition, or, if there is none, at step 0.
     """
     step, row, change = _changes(intervals, -1, steps)
     adding = np.union1d(step[change > 0], [0])
@@ -238,7 +225,7 @@ def _tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarra
     if not len(rows):
         nothing = np.zeros(intervals.tiles, dtype=np.int64)
         return nothing, nothing
-    state = np.searchsorted(adding, step)  # what ends between two of them counts from the later on
+    state = np.searchsorted(adding, step)  # an end between two of them counts from the later on
     counted = state < len(adding)
     shape = len(adding), len(rows)
     cells = np.ravel_multi_index((state[counted], column[counted]), shape)
@@ -251,12 +238,12 @@ def _tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarra
 def fullest_states(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The most bytes on each tile in any of these states, and the first state that has them.
 
-    ``counts``, int32[state, vector]: how many variables that take each of the ``vectors``,
-    int64[vector, tile], are live. At least one state and one vector; int64[tile] twice.
+    ``counts``, int32[state, vector]: how many live variables have each of the ``vectors``,
+    int64[vector, tile]. At least one state and one vector; int64[tile] twice.
 
-    Equal states, as in equal layers, are looked at once. Of each group of states a bound is known:
-    all vectors as often as any of its states has them. A group is looked into only for the tiles
-    on which no other has a larger bound.
+    Equal states, as in equal layers, are computed once. Each group of states has a bound: all
+    vectors as often as any of its states has them. A group is computed only for the tiles on which
+    no other has a larger bound.
     """
     seen: dict[bytes, int] = {}
     for number, row in enumerate(counts):
@@ -277,9 +264,9 @@ def fullest_states(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray,
         for group in np.unique(best).tolist():
             there = tiles[best == group]
             within = slice(groups[group], groups[group] + _TOGETHER)
-            held = of_tile[there] @ counts[within].T
-            state[group, there] = groups[group] + held.argmax(axis=1)
-            bounds[group, there] = held.max(axis=1)
+            sums = of_tile[there] @ counts[within].T
+            state[group, there] = groups[group] + sums.argmax(axis=1)
+            bounds[group, there] = sums.max(axis=1)
             exact[group, there] = True
         best = bounds[:, tiles].argmax(axis=0)
         unknown = ~exact[best, tiles]

@@ -1,7 +1,7 @@
 """Bodies at a level of detail: their short steps merged, for figures over all of a run.
 
-What a body runs is the same every time, so it is merged once however often it runs: of a million
-slices, those that are narrower than a pixel need not be unrolled to be drawn.
+A body runs the same every time, so it is merged once however often it runs: of a million slices,
+those narrower than a pixel need not be unrolled to be drawn.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ipuscope.profiler.file.trace import Bodies
 class Merged:
     """Bodies whose steps of fewer than some cycles are merged with their neighbours.
 
-    Entry i of ``bodies`` stands for the entries ``order[begin[i] : begin[i + 1]]`` of the bodies
-    that were merged, all of one kind; its step is -1 where they are several.
+    Entry i of ``bodies`` stands for the entries ``order[begin[i] : begin[i + 1]]`` of the original
+    bodies, all of one kind; its step is -1 if they are several.
     """
 
     bodies: Bodies
@@ -31,11 +31,11 @@ class Merged:
         return self.order[self.begin[:-1]]
 
     def most(self, value: np.ndarray) -> np.ndarray:
-        """The maximum of what each stands for, of a value of each entry that was merged."""
+        """The maximum over the original entries of each, of a value per original entry."""
         return np.maximum.reduceat(value[self.order], self.begin[:-1]) if len(value) else value
 
     def total(self, value: np.ndarray) -> np.ndarray:
-        """The sum of what each stands for, of a value of each entry that was merged."""
+        """The sum over the original entries of each, of a value per original entry."""
         return np.add.reduceat(value[self.order], self.begin[:-1]) if len(value) else value
 
 
@@ -44,8 +44,8 @@ def merged(bodies: Bodies, kind: np.ndarray, finest: int) -> Merged:
 
     They become one entry for each ``kind`` (of the bodies' entries), which takes as long as they do
     together; a kind's steps come before those of larger ones, so nothing moves by more than
-    ``finest`` cycles. The first and the last step of a body stay by themselves: what is around it
-    follows from them.
+    ``finest`` cycles. The first and the last step of a body stay separate: its surroundings follow
+    from them.
     """
     entries = len(bodies.step)
     of = np.repeat(np.arange(len(bodies.count)), bodies.count)

@@ -2,9 +2,9 @@
 
 Phases follow each other; the stages of one phase work at the same time, each on its own IPU, unless
 one needs another's result. The backward takes the phases in reverse. A body begins with its loads
-from streaming memory and ends with its stores there. Where two groups of IPUs take turns
-(parallel), the waiting group loads while the other computes, and stores while the other goes on:
-the total is about the sum of max(compute, transfer). Otherwise it is the sum of all of them.
+from streaming memory and ends with its stores there. If two groups of IPUs take turns (parallel),
+the waiting group loads while the other computes, and stores while the other continues: the total is
+about the sum of max(compute, transfer). Otherwise it is the sum of all of them.
 
 `phased` takes micro-batches one by one through all phases; `pipelined_phases` takes all of them
 through the pipeline of a phase before the next.
@@ -41,7 +41,7 @@ from ipuscope.profiler.timeline.schedule_types import (
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """What phased execution knows of each stage, besides its costs.
+    """The properties of stages in phased execution, besides their costs.
 
     ``of_stage``: the phase of each stage, not decreasing. ``load`` and ``store``: cycles for
     streaming memory at the beginning and end of its body, by kind (FORWARD, BACKWARD). ``needs``:
@@ -53,10 +53,10 @@ class Phases:
     store: dict[int, tuple[int, ...]]
     needs: frozenset[tuple[int, int, int]] = frozenset()
     parallel: bool = False
-    # of a phase that is a pipeline: cycles of each stage for what comes before all micro-batches
-    # (ENTER, RETURN) and goes behind them (LEAVE)
+    # of a phase that is a pipeline: cycles of each stage for transfers before all micro-batches
+    # (ENTER, RETURN) and after them (LEAVE)
     once: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    # ... and, by task (`schedules.LOADS_BESIDE`, `STORES_BESIDE`), for what goes over I/O tiles
+    # ... and, by task (`schedule_types.LOADS_BESIDE`, `STORES_BESIDE`), for those over I/O tiles
     beside: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -65,9 +65,9 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
 
     In pipeline cycle c of a phase of p stages, stage k works on micro-batch c - k; the cycle lasts
     as long as its slowest stage, and there are M + p - 1 cycles per phase and direction. An IPU
-    loads for its next stage as soon as it has finished the last one, beside the cycles in which
-    others still work; the first cycle of its next stage waits for that load. The closed forms are
-    in docs/pipeline-schedules.md#phased-execution; `tests/closed_forms.py` computes them.
+    loads for its next stage as soon as it has finished the last one, while others still work; the
+    first cycle of its next stage waits for that load. The closed forms are in
+    docs/pipeline-schedules.md#phased-execution; `tests/closed_forms.py` computes them.
     """
     laid = _LaidOut.of(costs, micro_batches, phases)
     tasks, active, host = laid.tasks, laid.active, laid.host
@@ -92,26 +92,26 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
 
 
 def pipelined_phases_total(costs: Costs, micro_batches: int, phases: Phases) -> int:
-    """``pipelined_phases(...).total``, without its tasks wherever they do not matter.
+    """``pipelined_phases(...).total``, without its tasks where they do not matter.
 
-    Pipeline cycles in which all of a phase's stages work, with such a cycle before and behind them,
-    are equal: of many micro-batches few are laid out, and one cycle stands for those left out.
+    Pipeline cycles in which all of a phase's stages work, next to others like it, are equal: of
+    many micro-batches few are laid out, and one cycle stands for those left out.
     """
     few = min(micro_batches, max(len(stages) for _, stages in _runs(costs, phases)) + 4)
     laid = _LaidOut.of(costs, few, phases, micro_batches - few)
-    if laid.host.ahead:  # loads that begin when tiles for I/O are free of the last tasks
+    if laid.host.ahead:  # loads that begin when I/O tiles have finished the last tasks
         return pipelined_phases(costs, micro_batches, phases).total
     return end_of_update(costs, laid.end, laid.over)
 
 
 @dataclass(frozen=True, slots=True)
 class _LaidOut:
-    """When the pipeline cycles are, with the tasks that go beside them or between."""
+    """When the pipeline cycles are, with the tasks that overlap them or lie between."""
 
     active: _Activity
     host: _Host
     tasks: _Tasks
-    over: list[tuple[int, int, int]]  # IPU, start, end of tasks that reach over a cycle's end
+    over: list[tuple[int, int, int]]  # IPU, start, end of tasks that continue over a cycle's end
     sync: int
     # int64[pipeline cycle]: when transfers for it may begin, and the work; the cycles of the work
     # and of all; and the whole, which follow each other
@@ -150,7 +150,7 @@ class _LaidOut:
 
 
 def _middle_cycles(runs: list[Run], micro_batches: int) -> np.ndarray:
-    """Of each phase and direction, a cycle with equal ones around it (see where it is used)."""
+    """For each phase and direction, a cycle amid equal ones (see `pipelined_phases_total`)."""
     cycles = np.array([micro_batches + len(stages) - 1 for _, stages in runs])
     stages = np.array([len(stages) for _, stages in runs])
     middle: np.ndarray = np.cumsum(cycles) - cycles + stages + 1
@@ -213,8 +213,8 @@ def _cycle_starts(
 ) -> tuple[np.ndarray, list[tuple[int, int, int]], list[int]]:
     """When work begins in each pipeline cycle, (IPU, start, end) of loads and stores, and the ends.
 
-    ``ahead``: when each IPU's first transfers over I/O tiles are there. The ends are when each IPU
-    has finished.
+    ``ahead``: when each IPU's first transfers over I/O tiles are complete. The ends are when each
+    IPU has finished.
     """
     none = (0,) * len(costs.ipus)
     free = ahead.tolist()
@@ -251,16 +251,16 @@ def _cycle_starts(
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """Transfers over I/O tiles, each in a pipeline cycle, which lasts until they are through.
+    """Transfers over I/O tiles, each in a pipeline cycle, which lasts until they are complete.
 
     A micro-batch's load comes in the pipeline cycle before its work, its store in the one after it.
-    What is loaded once for the next phase, and stored once of the phase before, goes in the cycle
-    in which the last stage of a phase begins: by then the tiles that compute have taken over what
-    came before. Transfers of one IPU take turns.
+    Loads once for the next phase, and stores once for the one before, go in the cycle in which the
+    last stage of a phase begins: by then the tiles that compute have taken over the earlier data.
+    Transfers of one IPU take turns.
     """
 
-    # columns: task, stage, IPU, micro-batch (-1: once), pipeline cycle (-1: ahead of the first;
-    # as many as there are: behind the last), start among those of its cycle and IPU, cycles
+    # columns: task, stage, IPU, micro-batch (-1: once), pipeline cycle (-1: before the first; their
+    # number: after the last), start among those of its cycle and IPU, cycles
     moves: tuple[np.ndarray, ...]
     spent: np.ndarray  # cycles [1 + pipeline cycle, IPU]
 
@@ -315,11 +315,11 @@ class _Beside:
 
     @property
     def amid(self) -> np.ndarray:
-        """Cycles [pipeline cycle, IPU] of the transfers beside work."""
+        """Cycles [pipeline cycle, IPU] of the transfers that overlap work."""
         return self.spent[1:-1]
 
     def place(self, tasks: _Tasks, begins: np.ndarray, end: int, free: list[int]) -> int:
-        """Add the transfers, and say when the last of them and of the pipeline cycles ends.
+        """Add the transfers; returns when the last of them and of the pipeline cycles ends.
 
         ``begins``: when they may begin, [pipeline cycle, IPU]; ``end``: of the last pipeline cycle;
         ``free``: when each IPU has finished, so that its last stores may begin.
@@ -335,10 +335,7 @@ class _Beside:
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
-    """The schedule in which micro-batches go through their phases one after another.
-
-    A 'pipeline cycle' is one micro-batch here.
-    """
+    """Micro-batches go through all phases one after another; each is a 'pipeline cycle'."""
     host = _host_of_each(costs, micro_batches)
     placed = _place(costs, phases, host.begin)
     tasks = _Tasks()
@@ -362,11 +359,11 @@ def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int
     if costs.backward:
         runs += [(BACKWARD, phase) for phase in reversed(order)]
     free = [begin] * costs.num_ipus
-    ready = begin  # when the results of the phase before are there
+    ready = begin  # when the results of the phase before exist
     placed = []
     for kind, phase in runs:
         cost = costs.forward if kind == FORWARD else costs.backward
-        # In the model's order, and against it in the backward, each comes after those it needs.
+        # In the model's order, or against it in the backward, each comes after those it needs.
         stages = sorted(
             (s for s, of in enumerate(phases.of_stage) if of == phase), reverse=kind == BACKWARD
         )

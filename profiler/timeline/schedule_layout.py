@@ -1,4 +1,4 @@
-"""From lengths of tasks to a schedule: host streams, waits, the update, and what runs beside."""
+"""From lengths of tasks to a schedule: host streams, waits, update, overlapped transfers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class _Host:
     beside: np.ndarray
     after: np.ndarray
     last: np.ndarray
-    moves: tuple[
-        tuple[Any, ...], ...
-    ]  # where of these, then what `_Tasks.add` takes, the start within it
+    moves: tuple[tuple[Any, ...], ...]  # which of these, then `_Tasks.add`'s, start within it
     ahead: tuple[tuple[int, int], ...] = ()  # (stage, cycles): loads beside the weight update
     head: int = 0
     tail: int = 0
@@ -52,10 +50,7 @@ class _Host:
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
-        """Add the transfers at ``at``.
-
-        ``at``: when each of the five kinds begins in each pipeline cycle (or there on each IPU).
-        """
+        """Add the transfers; ``at``: when each of the five begins, [pipeline cycle(, IPU)]."""
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
             tasks.add(kind, ipu, cycle, begin[cycle] + offset, length, stage, micro)
@@ -159,9 +154,9 @@ def _finish(
 ) -> Schedule:
     """Append the weight update, fill the waits and sort.
 
-    The next device iteration's first inputs may arrive beside the update. ``over``: (IPU, start,
-    end) of tasks that may continue past the end of a pipeline cycle; the last one lasts until all
-    of them have ended.
+    The next device iteration's first inputs may overlap the update. ``over``: (IPU, start, end) of
+    tasks that may continue past the end of a pipeline cycle; the last one lasts until all of them
+    have ended.
     """
     end = _with_tasks_over(end, over)
     once = costs.stream_out if costs.stream_out_once else ()
@@ -245,7 +240,7 @@ def _with_waits(
     gap = begin[1:] > finish[:-1]
     gap &= (ipu[1:] == ipu[:-1]) & (cycle_of[1:] == cycle_of[:-1])
     is_task = order < len(kind)
-    # where in the result each task is, and each wait, behind the task or mark before its gap
+    # row in the result of each task, and of each wait, after the task or mark before its gap
     rows = is_task.astype(np.int64)
     rows[:-1] += gap
     behind = np.cumsum(rows)
@@ -276,7 +271,7 @@ def _with_tasks_over(end: np.ndarray, over: Sequence[tuple[int, int, int]]) -> n
 
 
 def end_of_update(costs: Costs, end: np.ndarray, over: Sequence[tuple[int, int, int]] = ()) -> int:
-    """When all is done whose pipeline cycles ``end`` then, as `_finish` lays out what follows them.
+    """When all is done if pipeline cycles end at ``end``, as `_finish` lays out the rest.
 
     Without loads for the next device iteration.
     """
@@ -323,10 +318,10 @@ def _cycle_of_start(
 ) -> np.ndarray:
     """The pipeline cycle of each task; for those in ``over``, the one in which they start."""
     cycle = cycle.copy()
-    known = set(over)
+    wanted = set(over)
     maybe = np.flatnonzero(np.isin(start, _columns_of(over)[1]))
     rows = zip(ipu[maybe].tolist(), start[maybe].tolist(), stop[maybe].tolist(), strict=True)
-    chosen = maybe[np.array([row in known for row in rows], dtype=bool)]
+    chosen = maybe[np.array([row in wanted for row in rows], dtype=bool)]
     cycle[chosen] = np.searchsorted(end, start[chosen], side="right")
     return cycle
 
@@ -338,10 +333,7 @@ def _columns_of(over: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.nd
 
 
 def _sorted(*keys: np.ndarray) -> np.ndarray:
-    """`np.lexsort` of keys, none below 0, those of the same ones in any order.
-
-    As one number, where they fit into it: several times as fast.
-    """
+    """`np.lexsort` of keys >= 0, equal ones in any order; faster if they fit into one number."""
     one, most = np.zeros(len(keys[0]), dtype=np.int64), 1
     for key in keys[::-1]:
         many = int(key.max(initial=0)) + 1
@@ -353,7 +345,7 @@ def _sorted(*keys: np.ndarray) -> np.ndarray:
 
 
 def _of_rows(column: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Some rows of a column, or as many of its only number: int64."""
+    """Some rows of a column, or its only number that many times: int64."""
     if isinstance(column, np.ndarray) and len(column) > 1:
         return column[rows].astype(np.int64, copy=False)
     return np.full(len(rows), column, dtype=np.int64)
@@ -375,9 +367,9 @@ class _Tasks:
         stage: int | np.ndarray = -1,
         micro_batch: int | np.ndarray = -1,
     ) -> None:
-        kept = np.flatnonzero(length > 0)
+        rows = np.flatnonzero(length > 0)
         columns = (kind, ipu, stage, micro_batch, cycle, start, start + length)
-        self._pieces.append(tuple(_of_rows(column, kept) for column in columns))
+        self._pieces.append(tuple(_of_rows(column, rows) for column in columns))
 
     def add_to_each(
         self, kind: int, ipus: np.ndarray, cycle: np.ndarray, start: np.ndarray, length: np.ndarray
@@ -393,10 +385,7 @@ class _Tasks:
         )
 
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
-        """When the I/O tiles of each IPU are idle again.
-
-        Counted from the start of a pipeline cycle's work.
-        """
+        """When each IPU's I/O tiles are idle again, from the start of a pipeline cycle's work."""
         kind, ipu, _, _, of, start, end = self.columns()
         begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(
             initial=end.max(initial=0)

@@ -1,4 +1,4 @@
-"""What a schedule is made of: kinds of tasks, the costs of stages, and the tasks in time."""
+"""The parts of a schedule: kinds of tasks, the costs of stages, and the tasks in time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from ipuscope.profiler.enums import BodyTask, PipelinePhase
 
-# What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
-# What a backward runs again of the forward is part of it until the trace is laid out.
-# Those in BESIDE are transfers of I/O tiles, which run beside what the other tiles do.
+# The kinds of tasks. FORWARD and BACKWARD have a stage and a micro-batch, the others may not. What
+# a backward recomputes is part of it until the trace is laid out. Those in BESIDE are transfers of
+# I/O tiles, which overlap the work of the other tiles.
 TASKS = tuple(BodyTask)
 (
     FORWARD,
@@ -36,7 +36,7 @@ TASKS = tuple(BodyTask)
     LOAD_RETURN,
     STORE_LEAVE,
 ) = range(len(TASKS))
-# Loads and stores of streaming memory over I/O tiles, by the task on whose behalf they are.
+# Loads and stores of streaming memory over I/O tiles, by the task that needs them.
 LOADS_BESIDE = {
     FORWARD: LOAD_FORWARD,
     BACKWARD: LOAD_BACKWARD,
@@ -45,7 +45,7 @@ LOADS_BESIDE = {
 }
 STORES_BESIDE = {FORWARD: STORE_FORWARD, BACKWARD: STORE_BACKWARD, LEAVE: STORE_LEAVE}
 BESIDE = (LOAD, UNLOAD, *LOADS_BESIDE.values(), *STORES_BESIDE.values())
-# With fewer micro-batches a phase would load what the phase before has not stored yet.
+# With fewer micro-batches a phase would load what the one before has not yet stored.
 LEAST_BESIDE = 3
 
 
@@ -61,10 +61,10 @@ class Costs:
 
     ``load``/``unload``: (stage, cycles) of host transfers over I/O tiles: a micro-batch's input
     comes in the pipeline cycle before its forward, its output leaves in the one after it.
-    ``across``: the first input of the next device iteration comes beside the last pipeline cycle
-    and the weight update, and the last output of the one before leaves beside the first pipeline
-    cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all are one
-    group. ``weights``: per stage the gradients of weights, where an `Order` has them apart from
+    ``across``: the first input of the next device iteration overlaps the last pipeline cycle and
+    the weight update, and the last output of the one before overlaps the first pipeline cycle.
+    ``host_sync``: for each IPU the group with which it waits for the host; empty: all are one
+    group. ``weights``: per stage the gradients of weights, if an `Order` separates them from
     ``backward``; empty: they are part of it.
     """
 
@@ -92,9 +92,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One device iteration.
-
-    Contains its tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
+    """One device iteration: tasks (arrays of equal length, by IPU and start) and pipeline cycles.
 
     Tasks cover each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of
     kind IDLE. Tasks of the kinds in `BESIDE` overlap with these, but not with each other.
@@ -111,13 +109,13 @@ class Schedule:
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
-    # which of a backward's turns (`split_backward`); None: no backward is cut
+    # which of a backward's parts (`split_backward`); None: no backward is split
     part: np.ndarray | None = None
-    # cycles before the first of a call's device iterations: its first inputs come ...
+    # cycles before the first device iteration of a call, for its first inputs
     head: int = 0
-    # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this
-    # device iteration is one amid others: the first and last are at most as long, by a transfer
-    # that has none to go with.
+    # the same after the last, for its last outputs. Both are 0 except with `Costs.across`, where
+    # this device iteration is one amid others: the first and last may be shorter, by the transfer
+    # of a neighbour that they lack.
     tail: int = 0
 
     @property

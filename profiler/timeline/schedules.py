@@ -1,7 +1,7 @@
 """When each stage runs: ramp-up, steady state and ramp-down from per-stage costs.
 
-It is the only implementation and has two users (docs/decisions.md#one-schedule): the engine lays
-out the trace with it, and the what-if predicts other splits with it. The facts are those of
+This single implementation has two users (docs/decisions.md#one-schedule): the engine lays out the
+trace with it, and the what-if predicts other splits with it. The facts are those of
 docs/pipeline-schedules.md. There are K forward stages, G micro-batches per weight update (gradient
 accumulation) and S pipeline stages: 2K - 1 in training, where the last forward and the first
 backward share one, and K in inference. Units: cycles.
@@ -40,8 +40,8 @@ from ipuscope.profiler.timeline.schedule_types import (
 class Order:
     """Which micro-batch each stage works on in each step: int64[step, stage].
 
-    Of its forward, its backward and, where these are apart (`Costs.weights`), its gradients of
-    weights. A number that is no micro-batch means none. ``phases``: of each step.
+    For its forward, its backward and, if these are separate (`Costs.weights`), its gradients of
+    weights. Other numbers mean none. ``phases``: of each step.
     """
 
     forward: np.ndarray
@@ -113,7 +113,7 @@ def in_steps(costs: Costs, order: Order, micro_batches: int) -> Schedule:
 class _Bodies:
     """Forwards and backwards of the stages, by IPU and in the order in which each IPU runs them.
 
-    ``column``: where `Order` has each, its three arrays side by side.
+    ``column``: of each in the three arrays of `Order`, side by side.
     """
 
     column: np.ndarray
@@ -149,7 +149,7 @@ class _Turns:
 
     Arrays are over pipeline cycles; a second axis is bodies or IPUs. ``spent``, ``before``: cycles
     of each body, and of those before it on its IPU; ``begin``, ``work``: cycles until an IPU's
-    group has its inputs, and those it then works. All IPUs meet ``meet`` cycles after ``first``;
+    group has its inputs, and of its work after that. All IPUs meet ``meet`` cycles after ``first``;
     the ``last`` outputs leave after that.
     """
 
@@ -180,16 +180,16 @@ class _Turns:
         before, load = bodies.sums(spent, costs.num_ipus)
         runs = (forwards >= 0) & (forwards < micro_batches)
         host = _host(costs, runs, forwards, micro_batches)
-        # IPUs that wait for the host together: streams in, work, streams out. Where that is not all
-        # of them, each group is through with the host before all meet for the copies; else they
-        # meet before the outputs leave.
+        # IPUs that wait for the host together: streams in, work, streams out. If that is not all of
+        # them, each group finishes with the host before all meet for the copies; else they meet
+        # before the outputs leave.
         group = _groups(costs)
         together = len(set(group)) == 1
         begin, work = (
             _by_group(each, group) for each in (host.before, np.maximum(load, host.beside))
         )
         finish = _by_group(host.after, group)
-        first = host.first.max(axis=1)  # nobody computes before the overlapped inputs are there
+        first = host.first.max(axis=1)  # nobody computes before the overlapped inputs arrive
         meet = (begin + work + (0 if together else finish)).max(axis=1)
         last = finish.max(axis=1) if together else np.zeros_like(meet)
         sync, copy = costs.sync if costs.num_ipus > 1 else 0, max(costs.copies, default=0)
@@ -216,7 +216,7 @@ class Lengths:
 
 
 def lengths(costs: Costs, micro_batches: int) -> Lengths:
-    """The lengths that `pipelined` would lay out, for the pipelined order.
+    """The lengths of `pipelined`.
 
     Pipeline cycles between ramp-up and ramp-down are alike, so many micro-batches take no longer to
     count than a few.
@@ -224,7 +224,7 @@ def lengths(costs: Costs, micro_batches: int) -> Lengths:
     counted = min(micro_batches, 4 * len(costs.forward))
     order = grouped(len(costs.forward), counted, bool(costs.backward))
     turns = _Turns.of(costs, order, counted)
-    if turns.host.ahead:  # what is loaded beside the update must be laid out
+    if turns.host.ahead:  # loads beside the update must be laid out
         return lengths_of(pipelined(costs, counted), micro_batches - counted)
     update = max(costs.reduce, default=0) + max(costs.update, default=0)
     once = costs.stream_out if costs.stream_out_once else ()
@@ -264,8 +264,8 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
     copy = max(costs.copies, default=0)
     micro = np.arange(micro_batches)
     host = _host_of_each(costs, micro_batches)
-    # Who waits for the host alone begins as soon as its own inputs are there; all meet at the first
-    # cut.
+    # An IPU that waits for the host alone begins as soon as it has its inputs; all meet at the
+    # first cut.
     inputs = _by_group(host.before, _groups(costs))[0]
     at, offsets = int(inputs[costs.ipus[0]]), []
     previous: int | None = None

@@ -1,12 +1,11 @@
 """What fills the tiles of an IPU, each number under one name.
 
-*Live* at a step is what lies on a tile then: always-live variables and those of the others whose
-life spans the step. *Used* is the most that is live on a tile at one step; *free* is what the tile
-has beyond it. Tiles are full in the order of what they use (`fullest_tile`). None of these counts
-gaps. The *extent* ("including gaps") is the highest address that a tile needs: each of its two
-regions is packed by itself, and region 1 lies above the whole of region 0. A model fits where no
-extent is beyond the tile; what is beyond is the *overflow*. Units: bytes; arrays are int64 over
-tiles unless said.
+*Live* at a step: always-live variables, and those of the others whose life spans the step. *Used*:
+the most that is live on a tile at one step; *free*: what the tile has beyond it. Tiles are ranked
+by what they use (`fullest_tile`). None of these counts gaps. The *extent* ("including gaps"): the
+highest address that a tile needs; each of its two regions is packed by itself, and region 1 lies
+above the whole of region 0. A model fits if no extent is beyond the tile; the rest is the
+*overflow*. Units: bytes; arrays are int64 over tiles unless stated.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CODE = (  # categories of what must lie in region 0
     "hostExchangeCode",
 )
 CODE_REGION = "region 0 (the only place for code)"
-MOST_NAMED = 5  # things on a tile that does not fit
+MOST_NAMED = 5  # things named on a tile that does not fit
 
 # What bytes are for, from the model's own to the machine's: (name, roles or categories)
 KINDS = (
@@ -65,7 +64,7 @@ class Contents:
     largest: tuple[tuple[str, int], ...]  # (variable's name, bytes), `MOST_NAMED` at the most
 
     def in_words(self) -> str:
-        """In three sentences, as an error of memory says it."""
+        """Three sentences for an error of memory."""
         kinds = "; ".join(f"{name} {units.size(size)}" for name, size in self.kinds)
         things = "; ".join(f"{name} {units.size(size)}" for name, size in self.largest)
         count = "five largest things" if len(self.largest) == MOST_NAMED else "largest things"
@@ -97,7 +96,7 @@ def _falling(sizes: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
-    """How much more a tile holds than it has, "needs 1,277 of 624 KiB of tile memory"."""
+    """How much more a tile needs than it has, "needs 1,277 of 624 KiB of tile memory"."""
     if bytes_over < 1024:  # both would read alike
         return f"needs {units.count(bytes_over, 'byte')} more than the {_kib(limit)} of {what}"
     needed = _kib(limit + bytes_over).removesuffix(" KiB")
@@ -105,13 +104,13 @@ def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
 
 
 def _kib(size: int) -> str:
-    """KiB with a decimal where it is not whole."""
+    """KiB with a decimal unless it is whole."""
     return f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A tile beyond what it has, at its worst step. Units: bytes."""
+    """A tile with more than fits, at its worst step. Units: bytes."""
 
     ipu: int
     tile: int
@@ -144,7 +143,7 @@ def worst_tile(
     bytes_per_tile: int,
     region0_bytes: int,
 ) -> WorstTile | None:
-    """The tile of an IPU that is furthest beyond its limit; None where everything fits.
+    """The tile of an IPU that is furthest beyond its limit; None if everything fits.
 
     There are two limits (docs/memory-model.md#gaps): the whole tile for the extent, gaps included,
     and region 0, the only place for code. ``tiles`` has ``total``, ``peak`` and ``peak_step`` of
@@ -166,10 +165,7 @@ def worst_tile(
 
 @dataclass(frozen=True)
 class IpuVariables:
-    """The variables of one IPU as columns, an entry per variable.
-
-    ``vector`` is a row of ``vectors`` [vector, tile]; ``totals`` are of these.
-    """
+    """The variables of one IPU as columns; ``vector``: rows of ``vectors`` [vector, tile]."""
 
     ipu: int
     steps: int  # program steps of the IPU
@@ -186,7 +182,7 @@ class IpuVariables:
 
     @cached_property
     def alike(self) -> bytes:
-        """A digest, equal for IPUs whose tiles hold the same at each step, as equal layers' do."""
+        """A digest, equal for IPUs with the same contents at each step, as with equal layers."""
         parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
         digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
         for part in parts:
@@ -239,9 +235,9 @@ def tile_totals(
 ) -> dict[str, np.ndarray]:
     """The columns of ``Report.tiles``.
 
-    ``total_excluding_gaps`` and ``peak`` are what the tile uses, first reached at ``peak_step``,
-    ``total`` its extent; ``overflow`` is what the extent has beyond the tile, ``free`` what the
-    tile has beyond what it uses. ``peaks``: `IpuVariables.peaks`, where they are known already.
+    ``total_excluding_gaps`` and ``peak``: what the tile uses, first reached at ``peak_step``;
+    ``total``: its extent; ``overflow``: the extent beyond the tile; ``free``: the tile beyond what
+    it uses. ``peaks``: `IpuVariables.peaks`, if already computed.
     """
     peaks = peaks or variables.peaks
     both, interleaved = peaks(None), peaks(True)
@@ -272,19 +268,13 @@ def columns_of_tiles(
 
 
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
-    """The tile that uses most; the first of several.
-
-    On an IPU that overflows it is the tile with the largest overflow.
-    """
+    """The tile that uses most (on overflow: with the largest overflow); the first of several."""
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())
 
 
 def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:
-    """What is live at a step, largest first.
-
-    Rows are (category, role, bytes, bytes on the fullest tile).
-    """
+    """What is live at a step, largest first: (category, role, bytes, bytes on the fullest tile)."""
     import pandas as pd
 
     live = variables.live(step)

@@ -418,7 +418,7 @@ def test_a_foreign_or_too_new_database_is_named_as_such(copy):
     with pytest.raises(ProfileError, match=r"format 2; .* Run the model again"):
         open_report(copy)
     alter(copy, "PRAGMA application_id = 7")
-    with pytest.raises(ProfileError, match="none that IPUscope wrote"):
+    with pytest.raises(ProfileError, match="not one that IPUscope wrote"):
         open_report(copy)
 
 

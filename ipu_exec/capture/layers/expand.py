@@ -61,10 +61,7 @@ def expand(
     layers: Sequence[StandIn],
     updates: Sequence[PerWeight],
 ) -> Graph:
-    """The graph with all layers and weight updates; ``graph`` is not changed.
-
-    ``registered``: the values and storages before the first operator.
-    """
+    """The graph with all layers and weight updates; ``registered``: what was before operators."""
     if not layers and not updates:
         return graph
     return _Expansion(graph, registered, layers, updates).expand()

@@ -15,10 +15,9 @@ def updates_of_weights(
 ) -> PerWeight:
     """The operators of ``ops`` grouped by weight.
 
-    ``order``: the names of all weights in update order. ``twins``: those whose operators were
-    left out, each with the one that is updated the same way. NotRepeatable if an operator belongs
-    to no weight or to several (a norm of all gradients), or if those of a weight are not
-    consecutive.
+    ``order``: all weights' names in update order. ``twins``: those whose operators were left out,
+    each with the one updated the same way. NotRepeatable if an operator belongs to no weight or
+    several (a norm of all gradients), or if a weight's are not consecutive.
     """
     owners: dict[int, int] = {}  # storage that the update makes -> weight
     segments: dict[str, range] = {}

@@ -36,10 +36,7 @@ class Devices(TorchFunctionMode):
         return not self._running or self._running[-1] in _LEFT_ON_CPU
 
     def was_asked(self, tensor: torch.Tensor) -> bool:
-        """Whether the model read where a tensor is, as models do that move tensors.
-
-        The answer differs from the IPU's tensors in PopTorch, not here.
-        """
+        """Whether the model read where a tensor is, to move it: PopTorch answers otherwise."""
         return id(tensor) in self._asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

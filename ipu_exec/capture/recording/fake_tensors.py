@@ -21,10 +21,9 @@ from ipu_exec.base.optimiser_attributes import take_step
 
 
 def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of the same shape, strides and dtype, in a storage of its own.
+    """A fake tensor of the same shape, strides and dtype, in a storage of their extent.
 
-    The storage is as long as the strides reach, for a slice (a micro-batch, one replica's values)
-    just the slice; from PyTorch 2.14 on its own copy has the whole's storage.
+    PyTorch's own copy of a slice (a micro-batch) has the whole's storage from 2.14 on.
     """
     fake = mode.from_tensor(tensor.detach())
     if fake.layout is not torch.strided or fake.untyped_storage().nbytes() <= _reach(fake):
@@ -44,10 +43,7 @@ def _reach(tensor: torch.Tensor) -> int:
 def first_state(
     mode: FakeTensorMode, optimizer: torch.optim.Optimizer
 ) -> collections.defaultdict[torch.Tensor, dict[str, Any]]:
-    """An optimiser's state before its first step, for the fake parameters in its groups.
-
-    Nothing, except for Adagrad before PyTorch 2.12.
-    """
+    """An optimiser's state before its first step: none, except for Adagrad before PyTorch 2.12."""
     state: collections.defaultdict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
     if not isinstance(optimizer, torch.optim.Adagrad) or not adagrad_begins_with_state():
         return state
@@ -101,8 +97,8 @@ class FakeTensors:
     def alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor on the host of the same shape, strides and dtype.
 
-        Made as by `FakeTensorMode` but not seen by it, in an eighth of the time: models have
-        thousands.
+        `FakeTensorMode` does not see it, which takes an eighth of the time, for thousands of
+        them.
         """
         with no_dispatch():
             content = torch.empty_strided(

@@ -1,8 +1,7 @@
 """The Block, name scopes, attributes and MultiConv that are open in the model's forward.
 
-`ipu_exec.annotations` and `ipu_exec.ops` open them, and the recorder reads them. This is the only
-global state, because a ``forward``, in which PopTorch's annotations are used, has no argument to
-pass it in.
+`ipu_exec.annotations` and `ipu_exec.ops` open them, the recorder reads them: the only global
+state, because a ``forward`` has no argument to pass it in.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class _Arguments:
 class Recorder(TorchDispatchMode):
     """Writes each ATen call into ``graph``; ``direction`` says what the step is doing now.
 
-    ``contents``: what the forward reads off tensors (fake ones are empty). ``devices``: tells
-    which tensors a forward makes on the CPU, if those are refused.
+    ``contents``: what the forward reads off tensors. ``devices``: which are on the CPU, if
+    refused.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Run a model and leave it as it was: its buffers and Python attributes.
 
 Models run once more for a capture, or to find what they read off tensors; what the forward
-appends or counts then must not remain. A copy would do, but not every model can be copied: a
-LightningModule's copy loses its trainer.
+appends or counts then must not remain. Not every model can be copied instead (LightningModule).
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model may be captured; tensors beside its buffers are restored then.
+    """Inside, the model may be captured; other tensors than its buffers are restored.
 
-    PyTorch computes with real tensors for real, even next to fake ones. Attributes that the
-    forward set to a fake tensor are restored too.
+    So are attributes that the forward set to a fake tensor. PyTorch computes with real ones.
     """
     before = [(vars(module), dict(vars(module))) for module in model.modules()]
     beside = [value for module in model.modules() for value in vars(module).values()]

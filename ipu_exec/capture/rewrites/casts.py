@@ -1,9 +1,8 @@
 """float16 next to float32 in a model's forward: ``halfFloatCasting`` and running statistics.
 
-PopTorch since 3.0 follows PyTorch by default: mixed operands are promoted, and running statistics
-have the model's dtype (graphcore/poptorch, python/options.py). It promotes those of products and
-norms too, and casts weights of layers to their input's dtype, which PyTorch refuses
-(`Casting.promoted`); other models leave all this inactive.
+PopTorch since 3.0 follows PyTorch by default: mixed operands are promoted, running statistics
+have the model's dtype (graphcore/poptorch, python/options.py). It also promotes those of products
+and norms and casts weights to their input's dtype, which PyTorch refuses (`Casting.promoted`).
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ _OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 
 
 class Casting(TorchFunctionMode):
-    """While entered, a model computes with the dtypes that the options ask for.
-
-    ``promoted``: whether an operator to which `Promotion` applies mixed float16 and float32.
-    """
+    """While entered, a model computes in the options' dtypes; ``promoted``: `Promotion` applied."""
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
         super().__init__()

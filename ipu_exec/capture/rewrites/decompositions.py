@@ -68,10 +68,7 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """nn.Bilinear's product of three tensors, summed over ``sumdim``.
-
-    Each tensor lacks the dimensions along which it is expanded.
-    """
+    """nn.Bilinear's product of three tensors, each lacking its expanded dimensions, summed."""
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
 

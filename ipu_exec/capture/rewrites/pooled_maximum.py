@@ -1,8 +1,8 @@
 """The gradient of a maximum over windows reads the pooled output, not torch's indices.
 
-popnn compares the input with the maximum of each window ([PL, lib/popnn/Pooling.cpp],
-maxPoolInputGradient; [POPART, willow/src/op/maxpool.cpp], MaxPoolGradOp). Indices that only such
-gradients read are not made.
+popnn compares the input with each window's maximum ([PL, lib/popnn/Pooling.cpp],
+maxPoolInputGradient; [POPART, willow/src/op/maxpool.cpp], MaxPoolGradOp). Unread indices are not
+made.
 """
 
 from __future__ import annotations

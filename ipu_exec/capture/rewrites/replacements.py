@@ -1,7 +1,4 @@
-"""Replacements of torch's functions that run other operators on a CPU than an IPU would.
-
-Also replaced: functions whose result's shape is not known beforehand.
-"""
+"""Replacements of torch's functions that run other operators, or have unknown shapes, on a CPU."""
 
 from __future__ import annotations
 
@@ -149,10 +146,9 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
-    """Make ``scaled_dot_product_attention`` run as its products and its softmax, as in PopTorch.
+    """Make ``scaled_dot_product_attention`` run as products and softmax, as in PopTorch.
 
-    PyTorch's fused operators compute the softmax again in the backward; PopTorch stores it
-    (``_scaled_dot_product_attention_math``).
+    PyTorch's fused operators do not store the softmax for the backward, as PopTorch does.
     """
     return replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn)
 

@@ -1,7 +1,6 @@
 """The parts of a program: bodies of bulk-synchronous steps, and the tree of all bodies.
 
-It also turns a plan's steps into program steps: a sync of the tiles precedes each exchange, and a
-stream copy has a beginning and an end.
+Plans' steps become program steps: a sync precedes each exchange, a stream begins and ends.
 """
 
 from __future__ import annotations
@@ -246,10 +245,7 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
 ) -> list[ProgramStep]:
-    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
-
-    ``nbytes`` is the size on each tile; ``purpose`` gives the direction.
-    """
+    """Begin, mid and end of a stream copy of ``nbytes`` a tile: docs/cycles.md#stream-copies."""
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)

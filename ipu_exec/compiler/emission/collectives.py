@@ -63,10 +63,7 @@ def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int)
 
 
 class Collectives:
-    """Makes the steps of GCL's collectives between the same IPU of all replicas.
-
-    Replicas are consecutive, each on a power of two of IPUs.
-    """
+    """Makes the steps of GCL's collectives between the same IPU of all (consecutive) replicas."""
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
@@ -77,10 +74,7 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> BodyBuilder | None:
-        """Reduce all gradients over the replicas at once, before the weight update.
-
-        It is an all-reduce, or a reduce-scatter if each replica updates its part of the weight.
-        """
+        """All-reduce, or reduce-scatter for updates in parts, all gradients before the update."""
         if self.options.replicas == 1 or not self.graph.training:
             return None
         summed, scattered = self._reduced_together(ipu)
@@ -162,10 +156,9 @@ class Collectives:
         ipu: int,
         name: str,
     ) -> ProgramStep:
-        """One exchange over one ring of R replicas.
+        """One exchange over one ring of R replicas; ``nbytes``: of the whole tensors on each tile.
 
-        Each sends and receives (R - 1) / R of the bytes, twice in an all-reduce. ``nbytes``:
-        bytes of the whole tensors on each tile.
+        Each sends and receives (R - 1) / R of the bytes, twice in an all-reduce.
         """
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
         shards = self.options.shards

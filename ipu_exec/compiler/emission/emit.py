@@ -169,8 +169,7 @@ class _Emitter:
     def _backward(self, stage: int) -> list[BodyBuilder]:
         """The bodies of a stage's backward, a new one where it turns to recomputation or back.
 
-        A stashed tensor is restored right before its first use (PopART gives restores the lowest
-        priority).
+        A stashed tensor is restored right before its first use (PopART: lowest priority).
         """
         traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
         if traffic is not None and self.in_phases:
@@ -253,10 +252,7 @@ class _Emitter:
         self.stores[body.task, stage] = body.cycles - before
 
     def _late(self, traffic: Traffic) -> set[int]:
-        """The tensors that a phase loads right before their use: accumulators.
-
-        If two groups of IPUs alternate, all loads run while the other group computes.
-        """
+        """The accumulators of a phase, loaded right before use unless groups of IPUs alternate."""
         if self.parallel:
             return set()
         storages = self.graph.storages

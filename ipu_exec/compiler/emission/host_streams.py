@@ -34,10 +34,7 @@ def makers(graph: Graph) -> dict[int, int]:
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs by the stage that computes them and sends them to the host.
-
-    Outputs that are sent only once, and those of the backward, are not overlapped.
-    """
+    """Outputs by the stage that sends them; sent once, or of the backward, they do not overlap."""
     made_by = makers(graph)
     outputs: Streams = {}
     for value in graph.outputs if options.host_io else ():

@@ -68,10 +68,7 @@ class OverIoTiles:
         body: BodyBuilder,
         purpose: Purpose,
     ) -> None:
-        """Move storages over I/O tiles, on behalf of a body.
-
-        ``nbytes``: of them on each compute tile; ``cycles``: of streaming memory.
-        """
+        """Move storages over I/O tiles for a body: ``nbytes`` a compute tile, in ``cycles``."""
         task = self.task_of(body, purpose)
         assert task is not None
         machine = self.machines[body.ipu]

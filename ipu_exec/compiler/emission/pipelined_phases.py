@@ -1,9 +1,8 @@
 """The work of a pipelined phase's stages besides that of each micro-batch.
 
 Weights and accumulators are loaded from streaming memory before the first micro-batch;
-accumulators are stored after the last. A result stays on the IPU that computed it until the next
-stage fetches it at the beginning of its own micro-batch: one pipeline cycle later, or more if it
-skips stages.
+accumulators are stored after the last. A result stays on its IPU until the next stage fetches it
+at its own micro-batch's beginning: one pipeline cycle later, or more if it skips stages.
 """
 
 from __future__ import annotations

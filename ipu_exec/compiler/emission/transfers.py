@@ -165,9 +165,9 @@ class Transfers:
     def copies(self, ipu: int) -> BodyBuilder | None:
         """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
 
-        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at the rate
-        of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
-        lies entirely on one.
+        Cycles: the latency to the farthest IPU, then each neighbour's bytes in turn at its link's
+        rate; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or lies on
+        one.
         """
         # a phase receives at its beginning
         if self.placement.num_ipus == 1 or self.placement.phases:
@@ -238,16 +238,14 @@ class Transfers:
         for move in moves:
             ends = move.source * self.options.shards, move.target * self.options.shards
             latency = max(latency, latency_cycles(target, *ends))
-            on_links += self._bytes(move.storage, stage) / link_rate(target, *ends)
+            nbytes = int(self.mapping.bytes([move.storage], stage).sum())
+            on_links += nbytes / link_rate(target, *ends)
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(latency + max(on_links, slowest_tile))
         none = np.zeros_like(received)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
-
-    def _bytes(self, storage: int, stage: int) -> int:
-        return int(self.mapping.bytes([storage], stage).sum())
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """The storages received from the IPUs that compute them."""

@@ -74,9 +74,8 @@ def wait_for_senders(updates: Sequence[BodyBuilder]) -> None:
     """Make the sync before a step that receives last until all its senders are there.
 
     ``updates``: the weight updates of all IPUs, which begin together; their steps change. If
-    gradients are loaded weight by weight, IPUs would wait for each other, since one updates a
-    weight before it takes the norm of the next: such a step does not wait, and the estimate is
-    too short by that.
+    gradients are loaded weight by weight, IPUs would wait for each other: such a step does not
+    wait, and the estimate is too short by that.
     """
     sent_at: dict[Move, deque[int]] = defaultdict(deque)  # when the sync before it began
     waived: set[Move] = set()

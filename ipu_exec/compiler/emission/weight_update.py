@@ -102,8 +102,8 @@ class WeightUpdates:
     ) -> dict[int, Use]:
         """Run a weight's operators on this replica's part; returns parts to gather later.
 
-        Those are of whole tensors that changed. What runs ahead changes none, and the weight's
-        own update holds the part of the gradient that it reads.
+        Those are of whole tensors that changed. The weight's own update holds its gradient's
+        part.
         """
         first = len(body.steps)
         partial = [op for op in update.ops if op.id not in update.whole]
@@ -137,10 +137,9 @@ class WeightUpdates:
         self.transfers.between_updates(self.exchanges.sent.get(op.id, ()), op, stage, body)
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
-        """Slice this replica's parts out of whole tensors.
+        """Slice this replica's parts out of whole tensors: dynamic slices at the replica's number.
 
-        Each is a dynamic slice on every tile at the replica's number. The part of a gradient
-        comes from a reduce-scatter, usually that of all gradients together.
+        A gradient's part comes from a reduce-scatter, usually that of all gradients together.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements

@@ -60,9 +60,8 @@ _CONTROL = -2  # begins the key of the control code of some Blocks
 class Code:
     """Pieces of code by their digests (`_Digests`).
 
-    ``blocks``: the Blocks whose operators run a piece (-1: outside all). ``variables``: a piece's
-    variables on each IPU that has it. ``calls``: bytes on every tile of the code of an operator's
-    calls.
+    ``blocks``: the Blocks whose operators run a piece (-1: outside all). ``variables``: a
+    piece's, by IPU. ``calls``: bytes on every tile of the code of an operator's calls.
     """
 
     blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
@@ -112,11 +111,7 @@ class SharedCode:
     """A `Code` under construction, over all IPUs."""
 
     def __init__(self, graph: Graph, outlined: bool) -> None:
-        """``outlined``: equal phases share code, transfers included.
-
-        PopART's ``RemoteLoad`` and ``RemoteStore`` take an offset, so that equal tensors of
-        several phases use the same code.
-        """
+        """``outlined``: equal phases share code, their transfers too (RemoteLoad at an offset)."""
         self.graph, self.outlined = graph, outlined
         self.digests = _Digests(outlined)
         self.blocks: dict[tuple[int, ...], set[int]] = {}
@@ -323,10 +318,7 @@ def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 class _Digests:
-    """Keys that distinguish steps with different code.
-
-    Plans are cached and never freed, so their ids and those of their steps can be keys.
-    """
+    """Keys of steps with different code: ids of plans, which are cached and never freed."""
 
     def __init__(self, outlined: bool) -> None:
         self.outlined = outlined
@@ -337,8 +329,7 @@ class _Digests:
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """A key that is equal for steps with the same code.
 
-        Such steps do the same on every tile, in operators whose steps are all equal and whose
-        outline attributes (PopART's ``__outline``) do not differ.
+        Such steps do the same on every tile, in operators of equal steps and ``__outline``.
         """
         if step.plan is None:
             return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)

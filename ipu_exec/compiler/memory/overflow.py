@@ -109,8 +109,7 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    One pass over the positions sums what becomes live and dies. Those where variables only die
-    cannot be a peak.
+    One pass over the positions sums what begins and ends; a peak is where something begins.
     """
     begins: dict[int, list[np.ndarray]] = {}
     ends: dict[int, list[np.ndarray]] = {}

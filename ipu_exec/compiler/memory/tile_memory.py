@@ -311,10 +311,7 @@ class _Maker:
                     self._result_of(use, at + use.last)
 
     def _result_of(self, use: Use, end: int) -> None:
-        """Begin a result that is a temporary's memory when the temporary ends.
-
-        The partials of a product are its result if nothing is added or cast.
-        """
+        """Begin a result, if it is a temporary's memory (a product's partials), when that ends."""
         for output in self.graph.ops[use.op].outputs:
             if output is None:
                 continue

@@ -32,8 +32,7 @@ from ipuscope.profiler.enums import Direction, Role
 class Shard:
     """A replica's part of a weight, or of a tensor of its size.
 
-    Each of R replicas has 1/R of the elements on every tile, rounded up. This is the layout of
-    GCL's CollectiveBalancedReorder: every tile has work, and no element leaves its tile.
+    1/R of the elements on every tile, rounded up, as in GCL's CollectiveBalancedReorder.
     """
 
     weight: int  # storage
@@ -100,10 +99,9 @@ def locate(
 ) -> Places:
     """Decide the location of each tensor, and warn where the options' location is not possible.
 
-    ``again`` has the operators that each stage runs again before its backward. In phased
-    execution, phases move weights, accumulators and activations. Tensors that stages share, and a
-    pipeline's stashed activations, stay whole on the chip. A stage may set the location of its
-    weights' optimiser state.
+    ``again``: the operators that each stage runs again before its backward. Phases move weights,
+    accumulators and activations. Tensors that stages share, and a pipeline's stashed activations,
+    stay whole on the chip. A stage may set the location of its weights' optimiser state.
     """
     locations, groupings = options.locations, options.groupings
     phased = bool(placement.phases)
@@ -145,10 +143,7 @@ def _weight_of(storage: Storage) -> int:
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """The storages that wait in streaming memory.
-
-    ``shared``: storages of several stages; ``waits``: activations that wait for a backward.
-    """
+    """The storages in streaming memory; ``shared``: of several stages, ``waits``: for backward."""
     remote, common = set(), []
     for storage in graph.storages.values():
         fixed = storage.id in shared or (phased and storage.role != Role.OPTIMISER_STATE)

@@ -69,9 +69,7 @@ def moves(
     again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Moves:
-    """The moves of one micro-batch.
-
-    ``ops``: operators by (direction, stage), without views.
+    """The moves of one micro-batch. ``ops``: by (direction, stage), without views.
 
     ``again``: the forward operators that a stage runs again before its backward.
     """

@@ -247,9 +247,9 @@ def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
 def _check_order(graph: Graph, block_stage: list[int]) -> None:
     """Error if an op reads the result of a later stage.
 
-    A Block that is opened again later (an embedding that the decoder also uses, Hugging Face's
-    Pipelined Bart) keeps its stage ([POPTORCH, python/options.py], ``getStage``) and may read any
-    earlier stage's results.
+    A Block that is opened again (an embedding that the decoder also uses, Hugging Face's
+    Pipelined Bart) keeps its stage ([POPTORCH, python/options.py], ``getStage``) and may read
+    earlier results.
     """
     # storage -> the stage and the Block that wrote it last
     writers: dict[int, tuple[int, str]] = {}

@@ -33,10 +33,7 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """The kind that ``autoRecomputation`` asks for; Error for an unknown one.
-
-    None is PopTorch's default: only pipelines recompute.
-    """
+    """The kind that ``autoRecomputation`` asks for (None: a pipeline's). Error if unknown."""
     if setting is None:
         return Recomputation.PIPELINE if pipelined else Recomputation.NONE
     try:
@@ -60,12 +57,7 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
 
 
 def never_recomputed(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
-    """Storages that are never recomputed.
-
-    ``forward``: all forward operators, without views.
-
-    All results of an operator are stored together: with a norm's output its statistics.
-    """
+    """Storages that are never recomputed. ``forward``: all forward operators, without views."""
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
         chosen |= {s for op in forward if not info(op.aten).norm for s in made_by(graph, op)}
@@ -90,10 +82,7 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], stays: set[in
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """The forward operators that a stage runs again for its ``backward``, in order.
-
-    Also returned: all storages that these and the backward read.
-    """
+    """The forward operators that a stage runs again, and all that they and the backward read."""
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
     for op in reversed(forward):
@@ -107,10 +96,7 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """A stage's backward in order, each operator with whether it is recomputation.
-
-    Recomputation runs right before the first use of its results.
-    """
+    """A stage's backward in order, each operator with whether it is (late) recomputation."""
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     before: list[set[int]] = []
@@ -140,10 +126,7 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """The index of the operator after which each storage can be copied to its stash.
-
-    It is the last writer or, without one, the first reader, which decides the layout.
-    """
+    """The index of the operator, last writer or else first reader, after which to stash."""
     last_reads: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):

@@ -1,8 +1,7 @@
 """Residency: where each tensor waits while nothing uses it, and which are recomputed instead.
 
-Decides stash, recomputation, phases, streaming memory and sharding over replicas from the graph
-and its placement. It precedes lowering, since an operator on a replica's part of a weight is
-planned differently.
+Decides stash, recomputation, phases, streaming memory and sharding over replicas before lowering,
+since an operator on a replica's part of a weight is planned differently.
 """
 
 from __future__ import annotations

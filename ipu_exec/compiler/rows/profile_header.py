@@ -95,9 +95,9 @@ def cycle_error(executable: Executable) -> dict[str, Any]:
     """How far the speed of a weight update (or an iteration) likely is from the truth.
 
     Four in five measurements lie between the factors ``low`` and ``high`` of the predicted speed,
-    by whole programs like it, and by the sum of its operators' bars if most are of kinds that
-    nobody measured. ``likely``: the largest share by which its time is off. An optimiser runs
-    once in an update, all else for each micro-batch.
+    by whole programs like it, and by its operators' bars if most are of kinds that nobody
+    measured. ``likely``: the largest share by which its time is off. An optimiser runs once in an
+    update.
     """
     micro_batches = executable.options.micro_batches
     cycles: Counter[str] = Counter()

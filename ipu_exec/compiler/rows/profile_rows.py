@@ -1,8 +1,4 @@
-"""The rows of an executable's profile: target, options, stages, operators, program, in order.
-
-`ipu_exec.compiler.rows.block_rows` has the Blocks, `ipu_exec.compiler.rows.profile_header` the
-header; variables and the trace are rows already.
-"""
+"""The rows of an executable's profile, in order, without the header (`profile_header`)."""
 
 from __future__ import annotations
 

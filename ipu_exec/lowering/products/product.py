@@ -65,7 +65,6 @@ from ipu_exec.lowering.products.product_shares import (
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
-_WHOLE_PIECE = 8  # bytes of a piece that a copy moves at once
 TRANSPOSED = 16  # elements of the least block that popops transposes: 4 x 4
 SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its order, and alignment
 VERTICES = {
@@ -398,7 +397,7 @@ class _ProductSteps:
             lying, step = self._put_in_order("inputs", total, slices, lying, expand)
             moved = step if moved is None else moved
             if padded and (in_place or not turned):
-                self._copy_pieces("pad inputs", lying, padded)
+                self._pad_last_group(lying, padded)
             in_place, padded, arriving = True, 0, arriving if not expand else slices * item
         first, even = build.next, splits.outs % 2 == 0
         zeros = self._padding_elements() * item
@@ -417,32 +416,37 @@ class _ProductSteps:
             here = np.zeros(build.tiles, bool)
             gathered = self.padded_inputs
         if padded:
-            self._copy_pieces("pad inputs", gathered * item, padded)
+            self._pad_last_group(gathered * item, padded)
         return first, np.where(here, 0, gathered * item), moved
 
     def _padded_atom(self) -> int:
         """Bytes of the inputs that lie together, where the vertex's groups have to be padded; or 0.
 
-        An operand is created in groups that divide its channels; what takes whole groups gets a
-        copy of them and of the constant that pads them ([PL, lib/poplin/Convolution.cpp],
-        createInput, convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
+        What takes whole groups gets a copy of its last group and of the constant that pads it ([PL,
+        lib/poplin/Convolution.cpp], convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
         addTransformCycleEstimate, padInChannels). Where it is put in order anyway this is counted
         there. Convolutions with such channels are first layers, whose inputs are expanded.
-
-        Pieces of less than 8 bytes are left out: element by element they would take more than the
-        product, three times as long in fp16 as in fp32, and no published row has such channels.
         """
         splits, problem = self.splits, self.problem
         grain = grains(problem, self.unit, splits.method, splits.filter_height)[0]
         matrix = self.given.matrices and splits.method == "1x1"
         if not matrix or problem.in_channels % grain == 0:
             return 0
-        atom = gcd(grain, problem.in_channels) * self.unit.item_bytes
-        return atom if atom >= _WHOLE_PIECE else 0
+        return gcd(grain, problem.in_channels) * self.unit.item_bytes
 
-    def _copy_pieces(self, what: str, nbytes: Array, atom: int) -> None:
+    def _pad_last_group(self, nbytes: Array, atom: int) -> None:
+        """Append the copy of the last group of input channels with its padding.
+
+        ``nbytes``: of inputs on each tile, ``atom`` together. The other groups are whole: since
+        June 2022 an operand is created in groups of the vertex, and only the last is cut ([PL,
+        lib/poplin/Convolution.cpp], getInChansPerGroup); before, all divided the channels.
+        """
+        share, splits = self.share, self.splits
+        grain = grains(self.problem, self.unit, splits.method, splits.filter_height)[0]
+        group = share.field * share.groups * grain * self.unit.item_bytes
+        copied = np.where(self.padded_ins != share.ins, np.minimum(nbytes, group), 0)
         kind = f"poplin::PreArrange<{self.half}>"
-        self.build.compute(f"{self.name}/{what}", kind, transform_cycles(nbytes, atom))
+        self.build.compute(f"{self.name}/pad inputs", kind, transform_cycles(copied, atom))
 
     def _whole_inputs_here(self, slices: Array) -> Array:
         """Elements of the inputs that a tile reads where they lie.
@@ -503,13 +507,8 @@ class _ProductSteps:
         turned = turned and not repeats(build, weights)
         moved: int | None = None
         if turned and not in_place:
-            _turn(
-                build,
-                f"{self.name}/transpose weights",
-                source,
-                self.half,
-                self.turned_atom("weight"),
-            )
+            name, atom = f"{self.name}/transpose weights", self.turned_atom("weight")
+            _turn(build, name, source, self.half, atom)
             moved = build.next - 1
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):

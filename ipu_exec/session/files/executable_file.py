@@ -281,8 +281,7 @@ def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executa
 def _alone(path: Path) -> Iterator[None]:
     """Let one of the processes that want an executable compile it while the others wait for it.
 
-    The kernel's lock ends with a dead process. Its file goes once there is an executable: whoever
-    waits at the old file reads that.
+    The kernel's lock ends with a process, its file once there is an executable to read.
     """
     lock = FileLock(f"{path}.lock")
     try:

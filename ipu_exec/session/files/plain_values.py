@@ -65,10 +65,7 @@ Check = Callable[[Any], bool]
 
 @dataclasses.dataclass
 class Plain:
-    """A flattened value: JSON nodes, arrays (listed by `table`), and a root scalar or reference.
-
-    A reference is a list of one number.
-    """
+    """A flattened value: JSON nodes, arrays, and a root scalar or reference ([number])."""
 
     nodes: list[Node]
     arrays: list[np.ndarray]
@@ -180,12 +177,9 @@ def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
 
 
 def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
-    """The value that nodes from an untrusted file describe.
+    """The value that nodes from an untrusted file describe. ValueError if they describe none.
 
-    ValueError if they describe none.
-
-    Cost is bounded before anything is made: time and memory follow the size of ``nodes`` and
-    ``arrays``.
+    Time and memory follow the size of ``nodes`` and ``arrays``, checked before anything is made.
     """
     _check_cost(_listed(nodes))
     values: list[Any] = []

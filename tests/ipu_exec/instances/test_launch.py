@@ -70,9 +70,9 @@ def test_poprun_runs_a_script_four_times_with_two_replicas_each(tmp_path: Path) 
         ),
     )
     assert done.returncode == 0, done.stderr
-    left_aside = [line for line in done.stderr.splitlines() if "left aside" in line]
-    assert len(left_aside) == 1
-    assert "--host, --vipu-partition, --numa-aware" in left_aside[0]
+    ignored = [line for line in done.stderr.splitlines() if "poprun: ignored" in line]
+    assert len(ignored) == 1
+    assert "--host, --vipu-partition, --numa-aware" in ignored[0]
     for instance in range(4):
         assert f"[{instance}] instance {instance} is done" in done.stdout.splitlines()
     assert "instances began with different values" in done.stderr

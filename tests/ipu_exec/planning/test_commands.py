@@ -111,7 +111,7 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     assert nothing.returncode == 1
     assert "wrapped no model" in nothing.stderr and "to plan" in nothing.stderr
     alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
-    assert alone.returncode == 2 and "--verify goes with --plan N" in alone.stderr
+    assert alone.returncode == 2 and "--verify needs --plan N" in alone.stderr
 
 
 def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_tuning_compares_the_training_as_it_is_with_what_is_allowed(tmp_path: Pa
         (("--plan", "2", "--with", "recompute=no"), "a plan decides it; say --fix recompute"),
         (("--tune", "2", "--allow", "double"), "there are half and outputs to allow"),
         (("--tune", "2", "--compile-only"), "leave --compile-only out"),
-        (("--allow", "half"), "--allow goes with --plan N or --tune N"),
+        (("--allow", "half"), "--allow needs --plan N or --tune N"),
     ],
 )
 def test_no_option_is_ignored(words: tuple[str, ...], why: str, tmp_path: Path) -> None:

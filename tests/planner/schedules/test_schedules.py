@@ -95,7 +95,7 @@ def test_a_schedules_file_reads_back_and_torch_reads_it(name: str, tmp_path: Pat
     ("text", "words"),
     [
         ("0F0,0X0\n", "line 1: '0X0' is not an action"),
-        ("0F0,0B0,0B0\n", "0B0 is there twice"),
+        ("0F0,0B0,0B0\n", "0B0 occurs twice"),
         ("0F0,0B0\n1B0,1F0\n", "wait for each other"),
         ("0F0,0B0\n1F0\n", "of micro-batch 0 stage 1 runs F"),
         ("0F0,2F0,0B0,2B0\n", r"stage 1 is on ranks \[\]"),
