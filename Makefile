@@ -20,7 +20,7 @@ STAMP := $(VENV)/.made-from-pins
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo view test fuzz lint format docs figures gallery dist compatibility screenshots browser clean
+.PHONY: help setup demo view test bench fuzz lint format docs figures gallery dist compatibility screenshots browser clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ figures: $(STAMP) ## Make all pages of figures again: predictions (half an hour)
 	for page in fidelity scaling rebalance plan advise compile overhead profile viewer clients; do \
 	  $(BIN)/python -m benchmarks.$$page || exit 1; \
 	done
+
+bench: $(STAMP) ## Ratios of CPU seconds beside docs/ratios.md; fails where one is 20 % worse
+	$(BIN)/python -m benchmarks.ratios
 
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md

@@ -9,10 +9,9 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched, strategy_of
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import joined, learn
 from ipu_exec.enums import DataLoaderMode, SharingStrategy
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.options import Options
@@ -163,13 +162,7 @@ class _MicroBatches(torch.utils.data.Dataset[Any]):
 def _join(parts: list[Any]) -> Any:
     """Micro-batches joined along dimension 0; values other than tensors are the first one's."""
     learn(parts)
-    structure = tree_flatten(parts[0])[1]
-    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
-    leaves = [
-        torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0]
-        for column in columns
-    ]
-    return tree_unflatten(leaves, structure)
+    return joined(parts, lambda x: torch.cat(x) if torch.is_tensor(x[0]) else x[0])
 
 
 def _check_arguments(options: Any, mode: Any, batch_size: Any) -> None:

@@ -651,17 +651,17 @@ published ones; ResNeXt is cut at the residual block next to the operator named 
 registered when all rules stood, and none was chosen in view of them. ResNet-50 on 256 IPUs lacks
 what [scaling](scaling.md) says of more than one rack. ViT is that of vision/vit/pytorch, with its
 dropouts and checkpoints and LAMB's state in fp32, not sharded (benchmarks.yml), but for mixup; it
-is predicted 1.5 to 1.65 times too fast: its slowest IPU lacks 2.3 of 7.6 million cycles a
+is predicted 1.45 to 1.6 times too fast: its slowest IPU lacks 2.3 of 7.6 million cycles a
 micro-batch. That is not the dropout of its attention, nor its micro-batch or type of images: the
 fine-tuning has none, 17 images and 16 bits, and is as much too fast. All four results are of
 ImageNet, and for each group of 16 IPUs 6,970 to 7,800 images/s whatever is trained: the
 rate of a host that decodes and augments would look like this (the program does both in Python's
 image library, [EX, vision/vit/pytorch/dataset/preprocess.py]; ResNet-50's 37,061 on the same
 machine come from a faster decoder), but no source says a host's rate, so that none is modelled.
-Its 197 tokens are no whole groups of channels: poplibs copies such operands piece by piece, which
-the products' transposed operands have here, but not their results; PopRT pads them
+Its 197 tokens are no whole groups of channels: the last group is copied with its padding, and
+transposed operands piece by piece, but not results; PopRT pads them
 (attention_padding). Its script for ViT leaves the type of partials open: with half partials, which
-were chosen in view of these two rows (they are marked), ViT is 7 and 8% too fast and fits; with
+were chosen in view of these two rows (they are marked), ViT is 4 and 7% too fast and fits; with
 float ones, poplibs' default, 0.70. PopRT's scripts ask for its own GELU by erf, of which nothing is
 public but the name; with poplibs' vertex of that BERT-Base would be 0.87 at batch 16.
 

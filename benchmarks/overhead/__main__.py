@@ -91,8 +91,8 @@ def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, 
         }
 
 
-def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
-    """Measure one row of the table."""
+def timed(name: str, micro_batch: int, accumulation: int, rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of the updates of each loop, in turns."""
     with loops(name, micro_batch, accumulation) as updates:
         losses = {
             what: [loop(), loop()] for what, loop in updates.items()
@@ -105,26 +105,34 @@ def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
                 seconds[what].append(time.process_time() - start)
     if len({tuple(values) for values in losses.values()}) > 1:
         raise SystemExit(f"{name}: the three loops do not compute the same losses: {losses}")
-    middle = {what: statistics.median(values) for what, values in seconds.items()}
+    return seconds
+
+
+def ratios(name: str, micro_batch: int, accumulation: int, rounds: int) -> tuple[float, float]:
+    """The engine over plain PyTorch, and the engine with a profile over it without."""
+    return _ratios(timed(name, micro_batch, accumulation, rounds))
+
+
+def _ratios(seconds: dict[str, list[float]]) -> tuple[float, float]:
     # A round's three times are neighbours: the median of their ratios is steadier than the ratio of
     # medians.
-    added = (
-        statistics.median(
-            b / a for a, b in zip(seconds["plain PyTorch"], seconds["engine"], strict=True)
-        )
-        - 1
+    plain, alone, profiled = seconds.values()
+    return (
+        statistics.median(b / a for a, b in zip(plain, alone, strict=True)),
+        statistics.median(b / a for a, b in zip(alone, profiled, strict=True)),
     )
-    traced = (
-        statistics.median(
-            b / a for a, b in zip(seconds["engine"], seconds["engine and profile"], strict=True)
-        )
-        - 1
-    )
+
+
+def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
+    """Measure one row of the table."""
+    seconds = timed(name, micro_batch, accumulation, rounds)
+    middle = {what: statistics.median(values) for what, values in seconds.items()}
+    added, traced = (ratio - 1 for ratio in _ratios(seconds))
     cells = (
         name,
         str(micro_batch),
         str(accumulation),
-        *(f"{middle[what] * 1e3:,.1f} ms" for what in updates),
+        *(f"{value * 1e3:,.1f} ms" for value in middle.values()),
     )
     return f"| {' | '.join(cells)} | {added:+.1%} | {traced:+.1%} |"
 

@@ -8,13 +8,14 @@ partition_balanced (benchmarks/rebalance/others.py: written anew from their desc
 Block's forward and backward cycles or its parameters). Where a model does not fit its tiles at this
 micro-batch in any split, the memory is left out of the choice, and the table says so. The last
 table is of models that nobody wrote, with random cycles, copies and bytes on 1,472 tiles, to time
-the search: of a whole weight update, and of the bottleneck alone, whose least is exact. Where ways
-to split are too many to keep apart, every answer says how far a bound that no split is below lies
-under it.
+the search. Where ways to split are too many to keep apart, every answer says how far a bound that
+no split is below lies under it.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from ipu_exec.session.compilation import compile_step
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, least_bottleneck
+from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
 from ipuscope.profiler import ProfileWriter, Report, open_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "rebalance.md"
@@ -46,7 +47,10 @@ CASES = (("resnet-50", 4, 16), ("bert-large", 4, 64), ("gpt2-small", 8, 64), ("v
 TIMED = (  # Blocks, stages, accumulation, whether stages choose how to save memory
     *((100, 8, 32, False), (100, 8, 32, True)),
     *((1000, 64, 256, False), (1000, 64, 256, True), (1000, 64, 127, False)),
+    *((3000, 128, 512, False), (10_000, 256, 1024, False)),
 )
+SEARCH = "Time to find the best split, memory of every tile included"
+_ONCE = 3000  # Blocks, from which on a search is timed once
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,10 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
 
 
 def timed(blocks: int, stages: int, accumulation: int, all_choices: bool) -> str:
-    """Time a row of the last table: the best of three."""
+    """Time a row of the last table: the best of three, or of one where there are many Blocks.
+
+    The most memory is the process's so far, costs included: rows with more Blocks come later.
+    """
     costs = random_costs(
         np.random.default_rng(0),
         blocks,
@@ -187,29 +194,49 @@ def timed(blocks: int, stages: int, accumulation: int, all_choices: bool) -> str
         stages=stages,
         full=1.6,
         micro_batches=accumulation,
+        kind=np.int32,
     )
     choices = ALL_CHOICES if all_choices else (Choice.profiled(costs),)
-    took, alone = [], []
-    for _ in range(3):
+    took = []
+    for _ in range(3 if blocks < _ONCE else 1):
         start = time.process_time()  # of this core, whoever else is at work
         best = best_split(replace(costs), stages, choices=choices)
         took.append(time.process_time() - start)
-        start = time.process_time()
-        least_bottleneck(replace(costs), stages, choices)
-        alone.append(time.process_time() - start)
-    times = min(took) / min(alone)
     what = "each of four ways to save memory" if all_choices else "as profiled"
     above = best.least_bottleneck / best.lower_bound - 1
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return (
-        f"| {blocks:,} | {stages} | {accumulation} | {what} | {min(took):.2f} s |"
-        f" {times:.1f} | {best.gap:.2%} | {above:.1%} |"
+        f"| {blocks:,} | {stages} | {accumulation} | {what} | {min(took):.2f} s | {most:,.0f} |"
+        f" {best.gap:.2%} | {above:.1%} |"
     )
+
+
+def searches() -> list[str]:
+    """The table of times, made and printed row by row."""
+    lines = [
+        f"{SEARCH}, on one core (by `python -m benchmarks.rebalance --search` alone):",
+        "",
+        (
+            "| Blocks | stages | accumulation | a stage's memory | CPU time | most MiB, costs"
+            " included | a quicker one takes at most so much less | bottleneck above that with"
+            " endless memory |"
+        ),
+        "| ---: | ---: | ---: | --- |" + " ---: |" * 4,
+    ]
+    for case in TIMED:
+        lines.append(timed(*case))
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main() -> None:
     """Measure, print, and write the page."""
-    thirds = [timed(*case) for case in TIMED]
-    print(*thirds, sep="\n", flush=True)
+    table = searches()
+    if "--search" in sys.argv[1:]:
+        before, _, rest = PAGE.read_text().partition(SEARCH)
+        _, title, behind = rest.partition("\n## ")
+        PAGE.write_text(before + "\n".join(table) + f"\n{title}{behind}")
+        return
     firsts, seconds = [], []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
@@ -238,15 +265,7 @@ def main() -> None:
         "| --- |" + " ---: |" * (len(WAYS) + 3),
         *seconds,
         "",
-        "Time to find the best split, memory of every tile included, on one core:",
-        "",
-        (
-            "| Blocks | stages | accumulation | a stage's memory | time | times the least"
-            " bottleneck's | a quicker one takes at most so much less | bottleneck above that with"
-            " endless memory |"
-        ),
-        "| ---: | ---: | ---: | --- |" + " ---: |" * 4,
-        *thirds,
+        *table,
         "",
     ]
     _, title, rest = PAGE.read_text().partition(PUBLISHED)  # another command's

@@ -24,23 +24,27 @@ def random_costs(
     micro_batches: int | None = None,
     most: int = 30_000,
     recompute: bool = True,
+    kind: type[np.integer] = np.int64,
 ) -> Costs:
     """Blocks with cycles up to ``most`` and bytes on each tile.
 
     ``full``: how many times what a tile needs for an even share of the bytes over ``stages`` it
-    has; 0: it has enough.
+    has; 0: it has enough. ``kind``: of the bytes by tile.
     """
 
     def cycles(high: int) -> np.ndarray:
         return random.integers(1, high + 1, blocks)
 
     def nbytes(high: int) -> np.ndarray:
-        return random.integers(0, high + 1, (blocks, tiles))
+        return random.integers(0, high + 1, (blocks, tiles)).astype(kind, copy=False)
 
     always, state, saved = nbytes(4_000), nbytes(4_000), nbytes(1_000)
-    largest = nbytes(20_000)
-    others = [np.roll(largest, by, axis=1) for by in (1, 2, 3)]
-    peak = np.stack([others[0] * 3 // 4, others[1] * 3 // 4, largest, others[2] // 2])
+    peak = np.zeros((len(Pass), blocks, tiles), dtype=kind)
+    peak[2] = largest = nbytes(20_000)
+    for into, by, quarters in ((0, 1, 3), (1, 2, 3), (3, 3, 2)):
+        peak[into] = np.roll(largest, by, axis=1) * quarters // 4
+    largest_of_all = largest.max()
+    del largest
     pieces = 3 if blocks > 1 else 0  # of code, each of about half of the Blocks
     code_users = random.random((pieces, blocks)) < 0.5
     code = random.integers(0, 3_000, (pieces, tiles))
@@ -55,7 +59,7 @@ def random_costs(
     forward = cycles(most)
     share = (
         (always + state + saved).sum(axis=0).max() / stages
-        + largest.max()
+        + largest_of_all
         + shared.max()
         + depth * stashed // tiles
     )

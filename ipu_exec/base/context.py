@@ -15,10 +15,7 @@ _depth = 0
 
 
 class on_ipu:
-    """Inside, the model is being compiled or run for the modelled IPUs.
-
-    A class, since it is entered twice per micro-batch, and a generator is slower.
-    """
+    """Inside, a model is compiled or run for modelled IPUs; a generator is slower to enter."""
 
     def __enter__(self) -> None:
         global _depth

@@ -1,7 +1,4 @@
-"""Libraries of custom operators in C++ for PopART and Poplar are left out by name.
-
-`ipu_exec.custom` has what their operators compute, if we know it.
-"""
+"""Libraries of custom operators for PopART are left out by name; `ipu_exec.custom` has some."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ def _warn(path: object) -> None:
 
 
 def _of_popart(library: str) -> bool:
-    """Whether sources beside a library, below it or in the folder above are PopART's.
-
-    Libraries of the system are named without a folder.
-    """
+    """Whether sources near a library (in a folder, unlike the system's) are PopART's."""
     return "/" in library and any(
         "popart/" in source for source in islice(_sources(library), _MOST_SOURCES)
     )

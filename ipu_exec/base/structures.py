@@ -6,15 +6,17 @@ They are registered with pytree, which flattens, splits and joins nested inputs 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
     register_pytree_node,
+    tree_flatten,
     tree_leaves,
     tree_map,
+    tree_unflatten,
 )
 
 from ipu_exec.errors import UsageError
@@ -117,6 +119,13 @@ def taken_apart(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
         return map_leaves(lambda _: next(remaining), tree)
 
     return leaves_of(tree), together
+
+
+def joined(trees: Sequence[Any], join: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """A structure like the first of ``trees``, of ``join`` of the leaves at each place."""
+    flat = [tree_flatten(tree) for tree in trees]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return tree_unflatten([join(column) for column in columns], flat[0][1])
 
 
 def _can_be_taken_apart(leaf: object) -> bool:

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import joined, learn
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.options import Options
 
@@ -35,7 +35,8 @@ class _ForReplicas:
             if len(group) < self._replicas or len(sizes) > 1:
                 _say_left_out(len(group), self._replicas)
                 continue
-            yield joined(group)
+            learn(group[0])
+            yield joined(group, _join)
 
     def __len__(self) -> int:
         if not isinstance(self._inner, Sized):
@@ -145,15 +146,8 @@ def as_given(loader: Any) -> None:
         loader.__class__ = whole_calls
 
 
-def joined(batches: Sequence[Any]) -> Any:
-    """Batches joined along dimension 0; scalars and other objects are the first batch's."""
-    learn(batches[0])
-    flat = [tree_flatten(batch) for batch in batches]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return tree_unflatten([_join(column) for column in columns], flat[0][1])
-
-
 def _join(column: Sequence[Any]) -> Any:
+    """Leaves joined along dimension 0; scalars and other objects are the first batch's."""
     first = column[0]
     return torch.cat(list(column)) if isinstance(first, torch.Tensor) and first.dim() else first
 

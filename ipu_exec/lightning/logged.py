@@ -132,7 +132,7 @@ def log_predictions(trainer: Any, results: Any) -> None:
 def spare_device_search(lib: Library, trainer: Any) -> None:
     """Spare a Trainer the search for logged tensors on another device: there are none.
 
-    It searches a metric's tensors at each ``self.log``, as long as several small layers take.
+    Searching a metric's tensors at each ``self.log`` takes as long as several small layers.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     loops = (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ipu_exec.base import host_clock
+from ipu_exec.base.structures import joined
 from ipu_exec.capture.control_flow import path, read_contents
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement import place
@@ -191,7 +192,7 @@ class StageModel:
                 returned.append(outcome)
             logs.append(logged)
         give(trainer, logs)
-        return _joined(returned)
+        return joined(returned, _join)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
         """A replica's running statistics; None: the model's (first replica, inference)."""
@@ -263,15 +264,8 @@ class StageModel:
             executor.destroy()
 
 
-def _joined(returned: Sequence[Any]) -> Any:
-    """One device's result: means of floats, sums of counts, other tensors joined along dim 0."""
-    flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    leaves = [_join(column) for column in columns]
-    return torch.utils._pytree.tree_unflatten(leaves, flat[0][1])
-
-
 def _join(column: Sequence[Any]) -> Any:
+    """One device's result: the mean of floats, sum of counts, or tensors along dimension 0."""
     first = column[0]
     if not isinstance(first, torch.Tensor):
         return first

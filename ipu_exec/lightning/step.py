@@ -99,7 +99,10 @@ def asked(trainer: Any) -> Iterator[list[bool]]:
 
 @contextlib.contextmanager
 def on_host_where_needed(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Inside, ``module`` runs to be captured; yields what its metrics, restored by callers, get."""
+    """Inside, ``module`` runs to be captured; yields what its metrics get on the host.
+
+    The caller restores the metrics' attributes (`ipu_exec.capture.recording.unchanged`).
+    """
     sent: list[torch.Tensor] = []
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is not None:

@@ -15,6 +15,8 @@ it::
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.operator_info import OperatorInfo, describe, info, is_view, popart_name
@@ -95,19 +97,9 @@ def generic(spec: OpSpec, machine: Machine) -> Plan:
         first = build.fetch(f"operand {index}", source, need)
         build.hold(f"operand {index}", need * operand.item_bytes, first, 1 << 30)
     build.map(spec.name, "generic", share.elements, most.dtype)
-    layouts: list[Layout | None] = []
-    for out in spec.outputs:
-        layouts.append(
-            None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
-        )
+    layouts: list[Layout | None] = [
+        None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
+        for out in spec.outputs
+    ]
     plan = build.plan(tuple(layouts), note="nobody lowered this operator: estimated")
-    return Plan(
-        plan.steps,
-        plan.temporaries,
-        plan.output_layouts,
-        plan.input_layouts,
-        plan.constants,
-        plan.last_reads,
-        plan.note,
-        estimated=True,
-    )
+    return replace(plan, estimated=True)

@@ -53,7 +53,7 @@ class Abandoned(BaseException):
 class Turns:
     """Runs one piece of work per local replica; they meet at `meet`.
 
-    When no code of a replica runs, ``put_away`` ends and ``bring_back`` begins its turn.
+    ``bring_back(replica)`` and ``put_away(replica)`` are called before and after its turns.
     """
 
     def __init__(

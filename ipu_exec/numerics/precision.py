@@ -169,7 +169,7 @@ class Precision:
     ) -> None:
         """Round accumulated gradients if the optimiser stores them in float16.
 
-        ``replica``, over all instances, draws its own numbers: weight updates draw equal ones.
+        ``replica`` (over all instances) draws its own numbers, so that updates draw the same.
         """
         if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:

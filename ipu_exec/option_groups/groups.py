@@ -251,10 +251,7 @@ class PopartOptions(Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """Enable or disable PopART's patterns by name.
-
-        Two have an effect (`ipu_exec.capture.rewrites.patterns`).
-        """
+        """Set PopART's patterns; some have effects (`ipu_exec.capture.rewrites.patterns`)."""
         if not isinstance(patterns, Mapping):
             raise UsageError(
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"

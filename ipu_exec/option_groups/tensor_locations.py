@@ -122,10 +122,7 @@ class TensorLocationOptions(Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights are stored.
-
-        Off the chip they are loaded for each use, or by default with their phase.
-        """
+        """Where weights are stored; off the chip they are loaded for each use, or phase."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -137,7 +134,7 @@ class TensorLocationOptions(Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O, even, 32 to 192, while the others compute.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192; the others compute meanwhile.
 
         For the tensors of `set_overlap_for_input` and `set_overlap_for_output`.
         """

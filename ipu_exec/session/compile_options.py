@@ -105,7 +105,13 @@ def strategy_options(
 ) -> StrategyOptions:
     """The stages that a strategy names, their schedule, and their memory ``choices``."""
     if isinstance(strategy, PipelinedExecution) and strategy.phases:
-        return _pipelined_phases(strategy)
+        return StrategyOptions(
+            Execution.PHASED,
+            strategy.auto_stage,
+            _stages_of_phases(strategy),
+            liveness=Liveness.OffChipAfterEachPhase,
+            pipelined_phases=True,
+        )
     if not isinstance(strategy, PhasedExecution):
         ways = tuple(choices) or (StageChoice(),) * len(strategy.stages)
         stages = tuple(
@@ -126,16 +132,6 @@ def strategy_options(
         strategy.parallel,
         strategy.liveness,
         strategy.separate_backward_phase,
-    )
-
-
-def _pipelined_phases(strategy: PipelinedExecution) -> StrategyOptions:
-    return StrategyOptions(
-        Execution.PHASED,
-        strategy.auto_stage,
-        _stages_of_phases(strategy),
-        liveness=Liveness.OffChipAfterEachPhase,
-        pipelined_phases=True,
     )
 
 

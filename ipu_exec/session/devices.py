@@ -1,6 +1,6 @@
 """The IPUs that the models of this process hold.
 
-Any number is there, but a device with an id (``Options.useIpuId``) is exclusive while attached.
+Any number exists, but one with an id (``Options.useIpuId``) is one model's until it detaches.
 """
 
 from __future__ import annotations

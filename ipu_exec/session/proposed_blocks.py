@@ -120,7 +120,7 @@ def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
 def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
     """The modules that should begin Blocks, in the order in which the model calls them.
 
-    Too few layers are cut inside, where no more bytes cross than at their beginning.
+    If there are too few, they are cut inside, where no more bytes cross than before them.
     """
     first = _first_operators(graph)
     names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)

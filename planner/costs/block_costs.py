@@ -152,9 +152,7 @@ class BlockCosts:
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
         """(bytes, tensors) of stages' stash."""
         goes_back = self.goes_back[last]
-        nbytes, tensors = (
-            table[first, last] * goes_back for table in self.stash.tables[not recompute]
-        )
+        nbytes, tensors = (one * goes_back for one in self.stash.stashed(first, last, recompute))
         if recompute:
             return nbytes, tensors
         saved, number = (

@@ -44,8 +44,8 @@ class Choice:
     @classmethod
     def as_profiled(cls, costs: AsProfiled, starts: Sequence[int]) -> tuple[Choice, ...]:
         """The choices of stages with these first Blocks: their own if just these were profiled."""
-        stage = costs.stage.tolist()
-        own = [stage.index(k) for k in sorted(set(stage))]
-        if costs.choices and own == list(starts):
-            return costs.choices
+        if costs.choices:
+            _, own = np.unique(costs.stage, return_index=True)
+            if own.tolist() == list(starts):
+                return costs.choices
         return (cls.profiled(costs),) * len(starts)

@@ -9,6 +9,7 @@ Block to the next).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,15 @@ class Own:
         runs_again = asked & ((cycles.again if waits else cycles.again_final) > 0)
         forward, again, backward, update = memory.peak[:, some]
         recomputes, ran_again = runs_again[some], memory.ran_again[some]
-        again = np.where((recomputes & ~ran_again)[:, None], forward, again)
-        again = np.where(recomputes[:, None], again, 0)
-        otherwise = backward + memory.saved[some]
+        again = _chosen(recomputes & ~ran_again, forward, again)
+        again = _chosen(recomputes, again, np.zeros_like(forward))
+        as_profiled = recomputes == ran_again
+        otherwise = memory.peak_of_backward[some]
+        if not as_profiled.all():
+            otherwise = backward + memory.saved[some]
         if len(memory.peak_if_again):
-            otherwise = np.where(recomputes[:, None], memory.peak_if_again[some], otherwise)
-        as_profiled = (recomputes == ran_again)[:, None]
-        backward = np.where(as_profiled, memory.peak_of_backward[some], otherwise)
+            otherwise = _chosen(recomputes, memory.peak_if_again[some], otherwise)
+        backward = _chosen(as_profiled, memory.peak_of_backward[some], otherwise)
         if choice.offload:
             update = update + memory.state_once[some]
         return cls(forward, again, backward, update, runs_again, waits, some.start or 0)
@@ -56,9 +59,8 @@ class Own:
     @property
     def most(self) -> np.ndarray:
         """The maximum over all passes: int64[Block, tile]."""
-        largest: np.ndarray = np.maximum.reduce(
-            [self.forward, self.again, self.backward, self.update]
-        )
+        passes = (self.forward, self.again, self.backward, self.update)
+        largest: np.ndarray = reduce(np.maximum, passes)
         return largest
 
     def some(self, kind: type[np.integer]) -> Own:
@@ -66,6 +68,13 @@ class Own:
         passes = (self.forward, self.again, self.backward, self.update)
         forward, again, backward, update = (np.ascontiguousarray(one, dtype=kind) for one in passes)
         return replace(self, forward=forward, again=again, backward=backward, update=update)
+
+
+def _chosen(rows: np.ndarray, these: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Some Blocks' rows of these, bool[Block], and the others' of those; no copy of all of one."""
+    if rows.all():
+        return these
+    return np.where(rows[:, None], these, others) if rows.any() else others
 
 
 class Growing:
@@ -247,7 +256,7 @@ class Growing:
     def _together(self, which: np.ndarray, some: np.ndarray) -> np.ndarray:
         """Bytes of those tensors that are ``which``, bool[tensor, stage]: int64[stage, tile]."""
         used = which.any(axis=1)
-        return _sums(which[used], self.tensors.nbytes[some[used]])
+        return sums_of(which[used], self.tensors.nbytes[some[used]])
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Add the weights that come from another IPU, for the newest Blocks or earlier ones.
@@ -260,7 +269,7 @@ class Growing:
         waits = away & ~reads & (before[:, block] > before[:, first])
         reads = reads | _lands(costs, block, self.here, self._last(first))
         more = _most_of_copies(costs, block, reads)
-        both: np.ndarray = backward + more + _sums(waits, costs.tied_bytes)
+        both: np.ndarray = backward + more + sums_of(waits, costs.tied_bytes)
         return both
 
     def edges(self) -> Edges:
@@ -360,7 +369,7 @@ class Edges:
                 elsewhere = elsewhere & (tensors.touched[some] & ~here).any(axis=1)[:, None]
             here_too = here_too & ~tensors.stays(some, here, first, last)
             nbytes = tensors.nbytes[some]
-            leaves, comes = _sums(inside & elsewhere, nbytes), _sums(~inside & here_too, nbytes)
+            leaves, comes = sums_of(inside & elsewhere, nbytes), sums_of(~inside & here_too, nbytes)
             if behind:
                 arrived, sent_back = arrived + comes, sent_back + leaves
             else:
@@ -374,7 +383,7 @@ def _copies(
     """Bytes of the weights that stages receive from another IPU: [stage, tile]."""
     before = costs.cuts.ties.reads_before(len(costs))
     comes = _away(costs, first, here) & (before[:, last + 1] > before[:, first])
-    return _sums(comes, costs.tied_bytes)
+    return sums_of(comes, costs.tied_bytes)
 
 
 def _away(costs: BlockCosts, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
@@ -421,7 +430,7 @@ def _most_of_copies(costs: BlockCosts, block: np.ndarray, travels: np.ndarray) -
     return np.minimum(most, own.sum(axis=0))
 
 
-def _sums(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+def sums_of(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
     """The sum over items of the bytes of those that are ``which``, bool[item, stage].
 
     ``nbytes``: [item, tile]; the result is [stage, tile].

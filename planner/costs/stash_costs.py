@@ -14,6 +14,8 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 
+Index = int | np.ndarray
+
 
 @dataclass(frozen=True)
 class StashCosts:
@@ -60,6 +62,13 @@ class StashCosts:
         """Cycles to stash this many tensors, with this many bytes together, once: rounded."""
         return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
 
+    def most_cycles(self, saved: np.ndarray, tensors: np.ndarray) -> int:
+        """No stage's stash costs more, once; ``saved``: bytes that Blocks save, in ``tensors``."""
+        nbytes = [np.maximum(0, one[:, 3]) for one in (self.recomputing, self.keeping)]
+        number = max(np.count_nonzero(one) for one in nbytes) + int(tensors.sum())
+        most = max(int(one.sum()) for one in nbytes) + int(saved.sum())
+        return int(self.cycles(np.array(most), np.array(number))) + int(self.beyond.max(initial=0))
+
     def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
         """With what profiled stages took beyond ``fitted`` cycles, int64[stage].
 
@@ -72,24 +81,39 @@ class StashCosts:
         beyond[first[:-1]] = (spent - fitted)[:-1]
         return replace(self, beyond=beyond)
 
-    @cached_property
-    def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Bytes and tensors that stages [first, last] stash.
+    def stashed(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes and tensors that stages of Blocks ``first .. last`` stash; arrays broadcast.
 
-        With recomputation, and without it (what the Blocks save is not included).
+        Without recomputation, what the Blocks save is not included.
         """
+        more = np.asarray(last) - np.asarray(first)
+        nbytes, tensors = self._tables(int(more.max(initial=0)), recompute)
+        return nbytes[first, more], tensors[first, more]
 
-        def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
-            changes = np.zeros((self.blocks + 1, self.blocks), dtype=np.int64)
-            np.add.at(changes, (stashes[:, 0], stashes[:, 2]), values)
-            np.add.at(changes, (stashes[:, 1] + 1, stashes[:, 2]), -values)
-            return changes.cumsum(axis=0)[:-1].cumsum(axis=1)
+    def _tables(self, longest: int, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes and tensors, int64[first, more], of stages of up to ``longest`` more Blocks."""
+        known = self._known.get(recompute)
+        if known is not None and known[0].shape[1] > longest:
+            return known
+        width = min(self.blocks, 2 * longest + 2)
+        begin, end, inside, nbytes = (self.recomputing if recompute else self.keeping).T
+        begin = np.maximum(begin, inside - width + 1)
+        times = np.maximum(0, end - begin + 1)
+        row = np.repeat(np.arange(len(times)), times)
+        first = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times) + begin[row]
+        at = first * width + np.maximum(0, inside[row] - first)
 
-        def both(stashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            nbytes = stashes[:, 3]
-            return table(stashes, nbytes), table(stashes, np.sign(nbytes))
+        def table(values: np.ndarray) -> np.ndarray:
+            added = np.zeros(self.blocks * width, dtype=np.int64)
+            np.add.at(added, at, values[row])
+            return added.reshape(self.blocks, width).cumsum(axis=1)
 
-        return both(self.recomputing), both(self.keeping)
+        self._known[recompute] = table(nbytes), table(np.sign(nbytes))
+        return self._known[recompute]
+
+    @cached_property
+    def _known(self) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
+        return {}
 
 
 def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.ndarray:

@@ -89,5 +89,6 @@ def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> lis
         *cycles.more_micro_batches(costs, present),
         *cycles.host(report, costs, present),
         *cycles.balance(report, costs, present),
+        *cycles.padding(report, costs, present),
         *of_levers(basis, present),
     ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
@@ -411,15 +412,6 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     for row in worst:
         if not 0 <= int(row.block) < len(costs):
             continue
-        forward = row.direction == Direction.FORWARD
-        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
-        spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
-        less = (
-            replace(costs.cycles, forward=spent)
-            if forward
-            else replace(costs.cycles, backward=spent)
-        )
-        even = what_if(replace(costs, cycles=less), present.assignment)
         findings.append(
             Insight(
                 f"{row.name} uses its tiles unevenly{', in the slowest stage' * costs.pipelined}",
@@ -429,9 +421,43 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
                 "Change its sizes towards multiples of the tiles, or give it more memory"
                 " (availableMemoryProportion)",
                 f"/costs?op={row.id}",
-                present.total - even.total,
+                _gained(costs, present, row, int(row.lost_cycles)),
                 at_most=True,
                 waits=Waits(causes=WORK, ops=(int(row.id),)),
+            )
+        )
+    return findings
+
+
+def _gained(costs: Costs, present: Prediction, op: Any, cycles: int) -> int:
+    """Cycles less of a weight update if an operator took ``cycles`` less a micro-batch."""
+    way = "forward" if op.direction == Direction.FORWARD else "backward"
+    spent = np.array(getattr(costs.cycles, way))
+    spent[int(op.block)] -= min(cycles, int(spent[int(op.block)]))
+    less = replace(costs, cycles=replace(costs.cycles, **{way: spent}))
+    return present.total - what_if(less, present.assignment).total
+
+
+def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Products with channels that are no whole groups, which are copied with their padding."""
+    name, op, taken = map(report.steps_in_order, ("name", "op", "cycles"))
+    copies = pd.Series(name).str.endswith("/pad inputs").to_numpy(bool)
+    spent = pd.Series(taken[copies]).groupby(op[copies]).max().nlargest(2)
+    findings = []
+    for op_id, cycles in zip(spent.index.tolist(), spent.tolist(), strict=True):
+        row = report.ops.loc[op_id]
+        if not 0 <= int(row.block) < len(costs) or row.direction == Direction.UPDATE:
+            continue
+        findings.append(
+            Insight(
+                f"{row['name']} copies channels with their padding",
+                "Those that it adds up are no whole groups of 16 (fp32: 8). The copy of the last"
+                f" group takes {cycles:,} cycles a micro-batch.",
+                "Pad them to a multiple of 16 in the model: tokens, words or features",
+                f"/costs?op={op_id}",
+                _gained(costs, present, row, cycles),
+                at_most=True,
+                waits=Waits(causes=WORK, ops=(op_id,)),
             )
         )
     return findings

@@ -16,43 +16,43 @@ from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import surely_passing
 from ipuscope.planner.predict.interval_memory import FULL, IntervalMemory, interval_memory
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline.closed_forms import stash_depth
 
+Rows = slice | np.ndarray  # of first Blocks
 INFINITE = int(np.iinfo(np.int64).max // 4)
 _LEAST_WIDTH = 8  # Blocks: stages of so many are looked at together
 
 
 def least_maximum(
-    cost: Callable[[int], np.ndarray], stages: int
+    cost: Callable[[int, Rows], np.ndarray],
+    stages: int,
+    begins: Sequence[slice] | None = None,
 ) -> tuple[int, tuple[int, ...]] | None:
     """The least maximum of ``cost(k)`` over the stages of a split, and the stages' first Blocks.
 
-    ``cost(k)`` has the cost of all intervals, as stage k.
+    ``cost(k, rows)`` has the cost of intervals that begin with these Blocks, as stage k.
+    ``begins``: the Blocks with which each stage may begin (default: any).
 
     None where every split has an `INFINITE` stage.
     """
-    count, width = cost(0).shape
-    last = np.arange(count)[:, None]
-    first = last - np.arange(width)[None, :]
-    at = np.maximum(first, 0) * width + np.arange(width)[None, :]
-    behind = np.maximum(
-        first, 0
-    )  # the entry before Block 0 stands for "no split", as that before a first one < 0
-    none = np.full(1, INFINITE, dtype=np.int64)
-    best = [np.concatenate([none, np.where(first == 0, cost(0).ravel()[at], INFINITE).min(axis=1)])]
-    for k in range(1, stages):
-        worst = np.maximum(best[-1].take(behind), cost(k).ravel().take(at))
-        best.append(np.concatenate([none, worst.min(axis=1)]))
-    value = int(best[-1][count])
-    if value >= INFINITE:
+    count, width = cost(0, slice(None)).shape
+    behind = np.minimum(np.arange(count)[:, None] + np.arange(1, width + 1), count)
+    rest = [np.full(count + 1, INFINITE)]  # the least from stage k on, by its first Block
+    rest[0][count] = 0
+    for k in reversed(range(stages)):
+        rows = begins[k] if begins is not None else slice(0, count)
+        least = np.full(count + 1, INFINITE)
+        least[rows] = np.maximum(cost(k, rows), rest[0][behind[rows]]).min(axis=1, initial=INFINITE)
+        rest.insert(0, least)
+    if rest[0][0] >= INFINITE:
         return None
-    starts, end = [], count - 1
-    for k in range(stages - 1, 0, -1):
-        begins = np.arange(max(1, end - width + 1), end + 1)
-        worst = np.maximum(best[k - 1][begins], cost(k)[begins, end - begins])
-        starts.append(int(begins[worst.argmin()]))
-        end = starts[-1] - 1
-    return value, (0, *reversed(starts))
+    starts = [0]
+    for k in range(stages - 1):
+        rows = slice(starts[-1], starts[-1] + 1)
+        worst = np.maximum(cost(k, rows), rest[k + 1][behind[rows]])
+        starts.append(starts[-1] + 1 + int(worst.argmin()))
+    return int(rest[0][0]), tuple(starts)
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,32 @@ class IntervalCosts:
         """How many there are."""
         return len(self.ipus)
 
-    def load(self, k: int) -> np.ndarray:
-        """Cycles of stage k with the quickest choice that fits; INFINITE if none does."""
-        if k == self.stages - 1:
-            shortest = np.where(self._fits_somehow(k), self.final, INFINITE)
-        else:
-            shortest = np.full_like(self.final, INFINITE)
-            for cycles, fits in zip(self.early, self.fits(k), strict=True):
-                shortest = np.where(fits, np.minimum(shortest, cycles), shortest)
-        return np.where(self.allowed, shortest, INFINITE)
+    def load(self, k: int, rows: Rows = slice(None)) -> np.ndarray:
+        """Cycles of stage k with the quickest choice that fits; INFINITE if none does.
+
+        Of stages that begin with the Blocks ``rows``: int64[row, width].
+        """
+        every = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
+        shortest = np.full_like(self.final[rows], INFINITE)
+        for cycles, fits in zip(every, self.fits(k, rows), strict=True):
+            shortest = np.where(fits, np.minimum(shortest, cycles[rows]), shortest)
+        return np.where(self.allowed[rows], shortest, INFINITE)
+
+    @cached_property
+    def begins(self) -> tuple[slice, ...]:
+        """The Blocks with which each stage may begin, if none takes over ``most`` cycles."""
+        count, width = self.final.shape
+        short = np.minimum(np.minimum.reduce(self.early), self.final) <= self.most
+        reach = np.where(short, np.arange(1, width + 1), 0).max(axis=1) + np.arange(count)
+        furthest = np.maximum.accumulate(reach)  # where the next stage begins at the latest
+        latest, earliest = [0], [count]
+        for _ in range(self.stages):
+            latest.append(int(furthest[min(latest[-1], count - 1)]))
+            earliest.insert(0, int(np.searchsorted(furthest, earliest[0])))
+        return tuple(
+            slice(max(k, low), min(high, count - self.stages + k) + 1)
+            for k, (low, high) in enumerate(zip(earliest[:-1], latest[:-1], strict=True))
+        )
 
     def choice(self, k: int, first: int, last: int) -> Choice:
         """The quickest choice with which stage k of these Blocks fits; the first of equal ones."""
@@ -102,25 +119,36 @@ class IntervalCosts:
         ]
         return self.choices[int(np.argmin(length))]
 
-    def fits(self, k: int) -> list[np.ndarray]:
-        """Where the tiles of stage k hold it, bool[first, width] of each choice."""
+    def fits(self, k: int, rows: Rows = slice(None)) -> list[np.ndarray]:
+        """Where the tiles of stage k hold it, bool[row, width] of each choice."""
         if self.memory is None:
-            return [self.final < INFINITE] * len(self.choices)
+            return [self.final[rows] < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
         once = self.ipus.count(self.ipus[k]) == 1
-        memories = self.memory if once else self.in_company
-        if not self.passed[k]:
-            memories = tuple(one.without_passing for one in memories)
-        limit, inside = self.costs.machine.bytes_per_tile, self.final < INFINITE
-        fits = [(one.fullest(depth) <= limit) & inside for one in memories]
-        for (first, last, choice), *others in self.costs.too_full:
-            if once and not others and choice in self.choices:
-                fits[self.choices.index(choice)][first, last - first : last - first + 1] = False
-        return fits
+        tables = self._deepest[once, bool(self.passed[k])]
+        return [deepest[rows] >= depth for deepest in tables]
 
-    def _fits_somehow(self, k: int) -> np.ndarray:
-        fits: np.ndarray = np.logical_or.reduce(self.fits(k))
-        return fits
+    @cached_property
+    def _deepest(self) -> dict[tuple[bool, bool], list[np.ndarray]]:
+        """How many micro-batches stages can stash, a table of each choice; less than 0: none fits.
+
+        By whether a stage has an IPU of its own, and whether tied weights pass it.
+        """
+        assert self.memory is not None
+        limit, inside = self.costs.machine.bytes_per_tile, self.final < INFINITE
+        tables = {}
+        for once, passed in {
+            (self.ipus.count(i) == 1, bool(p)) for i, p in zip(self.ipus, self.passed, strict=True)
+        }:
+            memories = self.memory if once else self.in_company
+            if not passed:
+                memories = tuple(one.without_passing for one in memories)
+            deepest = [np.where(inside, one.deepest(limit), -1) for one in memories]
+            for (first, last, choice), *others in self.costs.too_full if once else ():
+                if not others and choice in self.choices:
+                    deepest[self.choices.index(choice)][first, last - first : last - first + 1] = -1
+            tables[once, passed] = deepest
+        return tables
 
 
 def interval_costs(
@@ -145,9 +173,7 @@ def interval_costs(
     apart = len(set(ipus)) == len(ipus)
     if memory:
         deepest = depth_of(costs, len(ipus), 0)
-        stash = max(
-            int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
-        )
+        stash = max(int(costs.stash_bytes(first, last, one.recompute).max()) for one in choices)
         enough = -(-deepest * stash // costs.machine.tiles)
         memories = tuple(_memory(costs, width, one, enough) for one in choices)
         if not apart:
@@ -266,12 +292,3 @@ def _early(
 def depth_of(costs: Costs, stages: int, k: int) -> int:
     """Micro-batches that stage k stashes."""
     return stash_depth(stages, k) if costs.training and costs.pipelined else 0
-
-
-def copy_cycles(costs: Costs, link: int) -> int:
-    """Cycles of the exchange between IPUs when the busiest moves this many bytes one way."""
-    return (
-        int(np.ceil(costs.machine.link_latency + link / costs.machine.link_bytes_per_cycle))
-        if link
-        else 0
-    )

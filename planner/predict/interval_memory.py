@@ -14,7 +14,7 @@ import numpy as np
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.passes import Pass
-from ipuscope.planner.costs.running_memory import Growing, Own
+from ipuscope.planner.costs.running_memory import Growing, Own, sums_of
 from ipuscope.planner.costs.tile_memory import (
     Part,
     at_the_end,
@@ -51,6 +51,18 @@ class IntervalMemory:
         depth = max(depth, self.least)
         most = np.maximum(self.used, self.passing)
         return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
+
+    def deepest(self, limit: int) -> np.ndarray:
+        """The most micro-batches that a stage can stash on tiles of this size; -1: it never fits.
+
+        int64[first, width], at most 2^31 - 1 where there is no end.
+        """
+        room = limit - np.maximum(self.used, self.passing)
+        fits = (room >= 0) & (self.gapped <= limit)
+        endless = np.iinfo(np.int32).max
+        most = np.minimum(np.maximum(room, 0) * self.tiles // np.maximum(self.stash, 1), endless)
+        most = np.where(self.stash > 0, most, endless)
+        return np.where(fits & (most >= self.least), most, -1)
 
     def fullest_of(self, first: int, last: int, depth: int, passed: bool) -> int:
         """`fullest` for one stage; ``passed``: with what passes it."""
@@ -110,8 +122,8 @@ def interval_memory(
     if grown is None:
         grown = _exactly(costs, always, own, width, in_company)
         _with_readers(costs, always, own, grown, in_company)
-        ends = Own.of(costs, final, True)
         if own.waits:
+            ends = Own.of(costs, final, True, slice(count - width, count))
             _at_the_end(costs, always, ends, grown, in_company)
         if final.recompute and not costs.recompute_alone and width == count:
             stash = _write_the_whole(costs, final, grown, stash)
@@ -193,7 +205,7 @@ def _exactly(
     count = len(costs)
     kind = _kind(costs, always, own)
     own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
-    code = _code_of_blocks(costs)
+    code = _shared_code(costs)
     grown = _Grown.full(count, width)
     for begin in range(0, count, _CHUNK):
         _grow(costs, always, own, code, begin, grown.rows(begin, _CHUNK), in_company)
@@ -207,8 +219,8 @@ def _at_the_end(
     count, width = grown.used.shape
     begin = count - width
     kind = _kind(costs, always, own)
-    final, code = _Grown.full(width, width), _code_of_blocks(costs)
-    _grow(costs, always.astype(kind), own.some(kind), code, begin, final, in_company)
+    final, code = _Grown.full(width, width), _shared_code(costs)
+    _grow(costs, always.astype(kind, copy=False), own.some(kind), code, begin, final, in_company)
     _with_readers(costs, always, own, final, in_company, begin)
     at_the_end = np.flip(np.eye(width, dtype=bool), axis=1)
     grown.rows(begin, width).take(final, at_the_end)
@@ -247,7 +259,7 @@ def _with_readers(
     if rows <= 0:
         return
     kind = _kind(costs, always, own)
-    small, always, code = own.some(kind), always.astype(kind), _code_of_blocks(costs)
+    small, always, code = own.some(kind), always.astype(kind, copy=False), _shared_code(costs)
     width = grown.used.shape[1]
     first = begin + np.arange(rows)[:, None]
     last = first + np.arange(width)
@@ -289,7 +301,7 @@ def _grow(
     costs: BlockCosts,
     always: np.ndarray,
     own: Own,
-    code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
+    apart: dict[int, list[tuple[int, int]]],
     begin: int,
     grown: _Grown,
     in_company: bool = False,
@@ -301,8 +313,7 @@ def _grow(
     """
     count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
-    code, apart = code_of_blocks
-    pieces = costs.memory.code.astype(kind)
+    pieces = costs.memory.code
     residual = costs.memory.residual
     shared = costs.memory.shared.astype(kind)
     # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
@@ -311,8 +322,7 @@ def _grow(
     enough = costs.machine.bytes_per_tile + smaller
     held = np.tile(shared, (size, 1))
     some = slice(begin, begin + size + width)  # the Blocks that come into it
-    new_code = np.zeros_like(code, dtype=kind)
-    new_code[some] = code[some]
+    new_code = sums_of(costs.memory.code_users[:, some], pieces)
     first = np.arange(begin, begin + size)
     growing = Growing(
         costs,
@@ -333,8 +343,9 @@ def _grow(
         held += always[here]
         if len(costs.memory.code):
             for block, piece in apart.get(step, ()):
-                new_code[block] -= pieces[piece]
-            held += new_code[here]
+                if begin <= block < begin + len(new_code):
+                    new_code[block - begin] -= pieces[piece]
+            held += new_code[step : step + size]
         growing.add(size)
         edges, besides = growing.edges(), held
         common = common[:size]
@@ -352,17 +363,14 @@ def _grow(
             break
 
 
-def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
-    """The code of each Block, int64[Block, tile].
+def _shared_code(costs: BlockCosts) -> dict[int, list[tuple[int, int]]]:
+    """Blocks and pieces of code that they share with an earlier Block, by how much earlier that is.
 
-    Also returns, for each Block, the pieces that it shares with the last earlier Block to have
-    them, and how many Blocks earlier that is: a stage with both holds them once.
+    Of the last one to have them: a stage with both holds them once.
     """
-    if not len(costs.memory.code):
-        return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}
     apart: dict[int, list[tuple[int, int]]] = {}
     for piece, users in enumerate(costs.memory.code_users):
         blocks = np.flatnonzero(users).tolist()
         for before, block in pairwise(blocks):
             apart.setdefault(block - before, []).append((block, piece))
-    return costs.memory.code_users.T.astype(np.int64) @ costs.memory.code, apart
+    return apart

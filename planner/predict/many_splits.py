@@ -49,12 +49,20 @@ def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
     """
     stages = splits.starts.shape[1]
     micro_batches = counted_micro_batches(costs, stages)
-    at_once = max(1, _CELLS // (4 * stages * (max(splits.ipus) + 1) * 2))
+    cycles = 1 if _has_closed_form(costs, splits.ipus) else 4 * stages  # that are laid out
+    at_once = max(1, _CELLS // (cycles * (max(splits.ipus) + 1) * 2))
     pieces = [
         _Turn(costs, splits.part(slice(at, at + at_once)), micro_batches).total()
         for at in range(0, len(splits.starts), at_once)
     ]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def _has_closed_form(costs: Costs, ipus: tuple[int, ...]) -> bool:
+    """Whether stages have an IPU each, and all IPUs wait for the host together."""
+    together = costs.streams.sync not in ("alone", "sides") or max(ipus) == 0
+    beside = np.any(costs.streams.load) or np.any(costs.streams.unload)
+    return costs.pipelined and len(set(ipus)) == len(ipus) and together and not beside
 
 
 def assignment_cycles(costs: Costs, assignment: Assignment) -> int:
@@ -103,12 +111,9 @@ class _Turn:
 
     def total(self) -> np.ndarray:
         """Total cycles of each split."""
-        own = len(set(self.splits.ipus)) == len(self.splits.ipus)
-        together = self.costs.streams.sync not in ("alone", "sides") or self.num_ipus == 1
-        beside = bool(self.load.any() or self.unload.any())
         if not self.costs.pipelined:
             work = self._sharded()
-        elif own and together and not beside:
+        elif _has_closed_form(self.costs, self.splits.ipus):
             work = self._closed_form()
         else:
             work = self._cycle_by_cycle()

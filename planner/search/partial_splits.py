@@ -19,28 +19,25 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts, interval_costs
+from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts, Rows, interval_costs
 from ipuscope.planner.predict.many_splits import (
     ManySplits,
     assignment_cycles,
     copies_bound,
-    counted_micro_batches,
     total_cycles,
 )
 from ipuscope.planner.predict.what_if import Assignment, holds, what_if
-from ipuscope.planner.search.stage_ways import StageWays, connected, least_of_rest
 from ipuscope.planner.search.update_bounds import (
     PipelineWeights,
     fixed_cycles,
     least_copies,
     least_weight_update,
+    longest_within,
     may_stay,
 )
 
 MOST_APART = 400_000  # ways x stages up to which none need go on as one
-_WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more
-_CELLS = 4_000_000  # of way x stage x Block that are looked at where more are kept
-_NEAR = 5e-4  # a gap that is small enough not to look further
+_WAYS = 1_000  # kept at a time at the least
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
@@ -71,53 +68,33 @@ def least_update(
     splits.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
-    # one stage too many Blocks in a better split: all its work is done one after the other
-    most = max(1, least.total // counted_micro_batches(costs, len(known.ipus)))
+    most = longest_within(costs, known.ipus, least.total, choices)
     apart = len(set(known.ipus)) == len(known.ipus)
     table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
     search = Search(costs, table, known.ipus, together, bottleneck)
-    width = table.final.shape[1]
-    for ways in (MOST_APART // len(known.ipus), *_WAYS):
-        many = ways > _WAYS[0]
-        if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
-            continue
-        found = search.run(least, ways, least.total)
-        least = replace(found, bound=max(least.bound, found.bound))
-        if least.total - least.bound <= _NEAR * least.total * (least.bound < least.total):
-            break
-    return least
+    return search.run(least, max(_WAYS, MOST_APART // len(known.ipus)), least.total)
 
 
 @dataclass(frozen=True)
-class Within:
-    """The ways to choose each stage that are looked at, and bounds on what is still to come.
+class _Rest:
+    """Bounds on stages k and later, where they begin with a Block: int64[Block + 1] each.
 
-    By stage k and first Block of the rest: ``slowest``: the least that the longest stage can be;
-    ``links``: bytes of the busiest link; ``updates``: cycles of the longest weight update;
-    ``behind``: the sum over stages of the longest from each on.
+    ``slowest``: the least that the longest of them can be; ``link``: bytes of the busiest link;
+    ``update``: cycles of the longest weight update; ``behind``: the sum over them of the longest
+    from each on. `INFINITE` where no split goes on from there.
     """
 
-    stages: tuple[StageWays, ...]
-    slowest: list[np.ndarray]
-    links: list[np.ndarray]
-    updates: list[np.ndarray]
-    behind: list[np.ndarray]
+    slowest: np.ndarray
+    link: np.ndarray
+    update: np.ndarray
+    behind: np.ndarray
 
     @classmethod
-    def of(cls, stages: tuple[StageWays, ...], blocks: int) -> Within:
-        """For these ways."""
-        slowest, links, updates = (
-            least_of_rest(stages, values, blocks)
-            for values in zip(*((one.both, one.link, one.update) for one in stages), strict=True)
-        )
+    def end(cls, blocks: int) -> _Rest:
+        """Behind the last stage."""
         end = np.full(blocks + 1, INFINITE)
         end[blocks] = 0
-        behind = [end]
-        for k, stage in reversed([*enumerate(stages)]):
-            longest = np.maximum(stage.both, slowest[k + 1][stage.behind])
-            each = np.minimum(INFINITE, longest + behind[0][stage.behind])
-            behind.insert(0, stage.least(each, blocks))
-        return cls(stages, slowest, links, updates, behind)
+        return cls(end, end, end, end)
 
 
 @dataclass(frozen=True)
@@ -125,8 +102,8 @@ class _Ways:
     """Ways to split the first Blocks; arrays over ways.
 
     ``forward``, ``backward``, ``both``, ``link``, ``update``: the most of a stage so far;
-    ``ramps``: cycles that its stages so far take in ramps at the least. ``last``: the row of its
-    last stage among the ways to choose that; ``before``: the row of the way without it.
+    ``ramps``: cycles that its stages so far take in ramps at the least. ``choice``: how its last
+    stage saves memory; ``before``: the row of the way without that stage.
     """
 
     begin: np.ndarray  # the next Block
@@ -137,7 +114,7 @@ class _Ways:
     update: np.ndarray
     ramps: np.ndarray
     bound: np.ndarray
-    last: np.ndarray
+    choice: np.ndarray
     before: np.ndarray
 
     def where(self, rows: np.ndarray) -> _Ways:
@@ -151,8 +128,33 @@ _ALIKE = {"forward": 1, "backward": 1, "both": 1, "link": 16, "update": 64}
 _WORST = ("forward", "backward", "both", "link", "update", "ramps")
 
 
+@dataclass(frozen=True)
+class _Stages:
+    """The ways to choose one stage, sorted by first Block; int64[way].
+
+    ``behind``: the Block after its last one; ``choice``: the number of its way of saving memory;
+    ``forward``, ``backward``: cycles a micro-batch; ``link``: bytes over its IPU's busier link;
+    ``update``: cycles of its weight update.
+    """
+
+    first: np.ndarray
+    behind: np.ndarray
+    choice: np.ndarray
+    forward: np.ndarray
+    backward: np.ndarray
+    link: np.ndarray
+    update: np.ndarray
+
+    def where(self, rows: np.ndarray) -> _Stages:
+        """Some of the ways."""
+        return _Stages(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+
 class Search:
-    """What all partial splits share: cycles of stages, and bounds on what is still to come."""
+    """What all partial splits share: cycles of stages, and bounds on what is still to come.
+
+    Tables of stages are int64[first, width], as those of `IntervalCosts`.
+    """
 
     def __init__(
         self,
@@ -167,10 +169,20 @@ class Search:
         self.stages, self.count = len(ipus), len(costs)
         self.apart = len(set(ipus)) == self.stages
         self.weights = PipelineWeights.of(costs, ipus)
+        first, last = self._intervals()
+        self.behind = last + 1
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
-        ways = connected([self._ways(k) for k in range(self.stages)], self.count)
-        self.everything = Within.of(ways, self.count)
+        update, moves = (
+            np.concatenate([[0], np.cumsum(one * costs.training)])
+            for one in (costs.cycles.update, costs.moves)
+        )
+        updates = update[self.behind] - update[first]
+        moved = moves[self.behind] - moves[first]
+        self.updates = [updates + moved * choice.offload for choice in table.choices]
+        self.rest = [_Rest.end(self.count)]
+        for k in reversed(range(self.stages)):
+            self.rest.insert(0, self._before(k, self.rest[0]))
         self.least_weight_update = least_weight_update(costs, ipus, table.choices)
         self.fixed = fixed_cycles(costs, ipus, table.choices) - self.least_weight_update
         work = costs.cycles.work if costs.training else costs.cycles.forward
@@ -179,7 +191,7 @@ class Search:
     # -- of stages ---
 
     def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward cycles of all stages but final ones, int64[first, width] each."""
+        """Forward and backward cycles of all stages but final ones."""
         first, last = self._intervals()
         costs = self.costs
 
@@ -197,13 +209,14 @@ class Search:
         again = costs.again_cycles(first, last) if choice.recompute else 0
         return forward + stash, backward + stash + again
 
-    def _of_stage(self, k: int, choice: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of_stage(self, k: int, choice: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = (cycles[rows] for cycles in self.cycles[choice])
         if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
-            return self.cycles[choice]
-        first, last = self._intervals()
+            return forward, backward
+        first, last = (each[rows] for each in self._intervals())
         total = np.concatenate([[0], np.cumsum(self.costs.cycles.forward)])
         forward = total[last + 1] - total[first]
-        return forward, self.table.final - forward
+        return forward, self.table.final[rows] - forward
 
     def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
         count, width = self.table.final.shape
@@ -225,13 +238,39 @@ class Search:
         busier: np.ndarray = np.maximum(ahead[last] + out_back, into + back[last])
         return busier
 
-    def _usable(self, k: int) -> list[np.ndarray]:
-        """Where each choice fits as stage k and no other is at least as good in every respect."""
-        allowed = self.table.allowed & (self.table.final < INFINITE)
-        lengths = [self._of_stage(k, c) for c in range(len(self.table.choices))]
+    def _before(self, k: int, rest: _Rest) -> _Rest:
+        """The bounds on stages k and later, from those without it."""
+        rows = self.table.begins[k]
+        behind, link = self.behind[rows], self.link[rows]
+        load, update = (np.full_like(link, INFINITE) for _ in range(2))
+        for number, fits in enumerate(self.table.fits(k, rows)):
+            forward, backward = self._of_stage(k, number, rows)
+            load = np.where(fits, np.minimum(load, forward + backward), load)
+            update = np.where(fits, np.minimum(update, self.updates[number][rows]), update)
+        outside = ~self.table.allowed[rows] | (load >= INFINITE)
+        load[outside] = update[outside] = INFINITE
+        longest = np.maximum(load, rest.slowest[behind])
+        tables = (
+            longest,
+            np.maximum(np.where(outside, INFINITE, link), rest.link[behind]),
+            np.maximum(update, rest.update[behind]),
+            np.minimum(INFINITE, longest + rest.behind[behind]),
+        )
+        bounds = np.full((len(tables), self.count + 1), INFINITE)
+        for bound, table in zip(bounds, tables, strict=True):
+            bound[rows] = table.min(axis=1, initial=INFINITE)
+        return _Rest(*bounds)
+
+    def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
+        """Where each choice fits as stage k and no other is at least as good in every respect.
+
+        Of the stages that begin with the Blocks ``rows``.
+        """
+        allowed = self.table.allowed[rows]
+        lengths = [self._of_stage(k, c, rows) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
         for number, (fits, choice) in enumerate(
-            zip(self.table.fits(k), self.table.choices, strict=True)
+            zip(self.table.fits(k, rows), self.table.choices, strict=True)
         ):
             useful = fits & allowed
             for other, other_fits in enumerate(usable):
@@ -246,42 +285,35 @@ class Search:
             usable.append(useful)
         return usable
 
-    def _ways(self, k: int) -> StageWays:
-        """The ways to choose stage k."""
-        update, moves = (
-            np.concatenate([[0], np.cumsum(one)])
-            for one in (self.costs.cycles.update, self.costs.moves)
-        )
+    def _ways(self, k: int, rows: np.ndarray) -> _Stages:
+        """The ways to choose stage k that begin with one of the Blocks ``rows``, ascending."""
         pieces = []
-        for number, usable in enumerate(self._usable(k)):
-            first, step = np.nonzero(usable)
-            forward, backward = (cycles[first, step] for cycles in self._of_stage(k, number))
-            behind, link = first + step + 1, self.link[first, step]
-            updates = update[behind] - update[first]
-            if self.table.choices[number].offload:
-                updates = updates + moves[behind] - moves[first]
-            updates = updates * self.costs.training
+        for number, usable in enumerate(self._usable(k, rows)):
+            row, step = np.nonzero(usable)
+            at = first, _ = rows[row], step
+            cycles = (one[row, step] for one in self._of_stage(k, number, rows))
             choice = np.full(len(first), number)
-            pieces.append((first, behind, choice, forward, backward, link, updates))
+            behind = first + step + 1
+            pieces.append((first, behind, choice, *cycles, self.link[at], self.updates[number][at]))
         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
-        return StageWays(*columns).where(np.argsort(columns[0], kind="stable"))
+        return _Stages(*columns).where(np.argsort(columns[0], kind="stable"))
 
     # -- bounds ---
 
-    def _bound(self, k: int, ways: _Ways, within: Within) -> np.ndarray:
+    def _bound(self, k: int, ways: _Ways) -> np.ndarray:
         """A lower bound on any split that continues these ways, whose next stage is k."""
-        at, weights = ways.begin, self.weights
+        at, weights, rest = ways.begin, self.weights, self.rest[k]
         slowest = np.maximum(ways.both, self.bottleneck)
-        slowest = np.maximum(slowest, within.slowest[k][at])
-        link = np.maximum(ways.link, within.links[k][at])
+        slowest = np.maximum(slowest, rest.slowest[at])
+        link = np.maximum(ways.link, rest.link[at])
         update = np.maximum(ways.update, self.least_weight_update)
-        update = np.maximum(update, within.updates[k][at])
+        update = np.maximum(update, rest.update[at])
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
             still * (ways.forward + ways.backward),
             self.work[at] - self.table.most if still else 0,
         )
-        behind = within.behind[k][at] if k < self.stages else 0
+        behind = rest.behind[at] if k < self.stages else 0
         to_come = weights.ahead * ahead + weights.behind * behind
         copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
         total: np.ndarray = (
@@ -306,65 +338,59 @@ class Search:
 
         Ways whose bound is ``below`` or more are not looked at: the bound found is at most that.
         """
-        within = self.everything
         ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
-        merged, unit, steps = False, 1, list[tuple[np.ndarray, np.ndarray]]()
+        merged, unit, steps = False, 1, list[_Ways]()
         for k in range(self.stages):
-            ways = self._further(k, ways, below, within)
+            ways = self._further(k, ways, below)
             if len(ways.begin) > most:
                 (ways, unit), merged = _alike(ways, most, unit), True
-            steps.append((ways.before, ways.last))
+            steps.append(ways)
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
-        splits = self._splits(rows, steps, within)
-        found = self._least_of(splits, least)
+        found = self._least_of(self._splits(rows, steps), least)
         return replace(found, bound=min(found.total, floor))
 
-    def _splits(
-        self, rows: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]], within: Within
-    ) -> ManySplits:
-        """The splits of these rows of the last of ``steps``: the rows before, and of the stage."""
+    def _splits(self, rows: np.ndarray, steps: list[_Ways]) -> ManySplits:
+        """The splits of these rows of the last of ``steps``: the ways after each stage."""
         starts, choice = np.zeros((2, len(rows), self.stages), dtype=np.int64)
         for k in reversed(range(self.stages)):
-            before, last = steps[k]
-            starts[:, k] = within.stages[k].first[last[rows]]
-            choice[:, k] = within.stages[k].choice[last[rows]]
-            rows = before[rows]
+            choice[:, k] = steps[k].choice[rows]
+            rows = steps[k].before[rows]
+            starts[:, k] = steps[k - 1].begin[rows] if k else 0
         return ManySplits(starts, choice, self.ipus, self.table.choices)
 
-    def _further(self, k: int, ways: _Ways, below: int, within: Within) -> _Ways:
+    def _further(self, k: int, ways: _Ways, below: int) -> _Ways:
         """The ways extended by stage k that may take less than ``below``."""
-        stage = within.stages[k]
+        stage = self._ways(k, np.unique(ways.begin))
         low, high = (np.searchsorted(stage.first, ways.begin, side) for side in ("left", "right"))
         row = np.repeat(np.arange(len(ways.begin)), high - low)
         skipped = np.cumsum(high - low) - (high - low)
         at = np.arange(len(row)) + (low - skipped)[row]
-        longer = self._with(k, ways.where(row), stage.where(at), within)
-        bound = np.maximum(longer.bound, self._bound(k + 1, longer, within))
-        return replace(longer, bound=bound, last=at, before=row).where(
-            np.flatnonzero(bound < below)
-        )
+        longer = self._with(k, ways.where(row), stage.where(at))
+        bound = np.maximum(longer.bound, self._bound(k + 1, longer))
+        return replace(longer, bound=bound, before=row).where(np.flatnonzero(bound < below))
 
-    def _with(self, k: int, ways: _Ways, stage: StageWays, within: Within) -> _Ways:
+    def _with(self, k: int, ways: _Ways, stage: _Stages) -> _Ways:
         """Each of the ways with its own next stage."""
         forward = np.maximum(ways.forward, stage.forward)
         backward = np.maximum(ways.backward, stage.backward)
-        ramps = ways.ramps
+        both, ramps = stage.forward + stage.backward, ways.ramps
         if k < self.stages - 1:
             ramps = ramps + self.weights.ahead * (forward + backward)
         if k > 0:
-            longest = np.maximum(stage.both, within.slowest[k + 1][stage.behind])
+            longest = np.maximum(both, self.rest[k + 1].slowest[stage.behind])
             ramps = ramps + self.weights.behind * longest
         return replace(
             ways,
             begin=stage.behind,
             forward=forward,
             backward=backward,
-            both=np.maximum(ways.both, stage.both),
+            both=np.maximum(ways.both, both),
             link=np.maximum(ways.link, stage.link),
             update=np.maximum(ways.update, stage.update),
             ramps=ramps,
+            choice=stage.choice,
         )
 
     def _least_of(self, splits: ManySplits, least: LeastUpdate) -> LeastUpdate:

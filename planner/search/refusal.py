@@ -10,7 +10,7 @@ import numpy as np
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import Part, ipu_bytes, passing_alone
-from ipuscope.planner.predict.interval_costs import depth_of, least_maximum, memory_of_all
+from ipuscope.planner.predict.interval_costs import Rows, depth_of, least_maximum, memory_of_all
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import Assignment, memory_of
 from ipuscope.profiler import units
@@ -51,7 +51,11 @@ def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
         roomy = costs.with_tile_bytes(int(limit * more))
         memory = memory_of_all(roomy, Choice.profiled(costs))
         sizes = [memory.fullest(depth_of(costs, stages, k)) for k in range(stages)]
-        found = least_maximum(sizes.__getitem__, stages)
+
+        def fullest(k: int, rows: Rows, sizes: list[np.ndarray] = sizes) -> np.ndarray:
+            return sizes[k][rows]
+
+        found = least_maximum(fullest, stages)
         # what holds more than the roomy tile has was not all looked at
         if found is not None and (found[0] <= roomy.machine.bytes_per_tile or more == _ROOM[-1]):
             return found[1]

@@ -1,10 +1,9 @@
 """The quickest contiguous split into stages, and a lower bound for any split.
 
 Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
-memory of a tile; then the least sum of bottleneck and copies between IPUs, which is the duration of
-a pipeline cycle in steady state without syncs and host I/O. Neighbouring splits are tried with the
-whole schedule, since ramps count too. From there `partial_splits` finds the least cycles of a whole
-weight update, and either proves that they are the least or reports the remaining gap.
+memory of a tile. From there `partial_splits` finds the least cycles of a whole weight update, and
+either proves that they are the least or reports the remaining gap. Where it does not prove it,
+neighbouring splits are tried.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.interval_costs import (
     INFINITE,
     IntervalCosts,
-    copy_cycles,
     cycles_of_intervals,
     interval_costs,
     least_maximum,
@@ -36,7 +34,12 @@ from ipuscope.planner.search.partial_splits import (
 )
 from ipuscope.planner.search.refusal import does_not_fit
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
-from ipuscope.planner.search.update_bounds import fixed_cycles, least_copies
+from ipuscope.planner.search.update_bounds import (
+    fixed_cycles,
+    least_copies,
+    made_again,
+    ramps_of_longest,
+)
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import listed
 
@@ -118,11 +121,13 @@ def best_split(
     if len(set(where)) < len(where):
         free, least, assignment = _revisiting(costs, where, together, allowed)
     else:
-        free = least_bottleneck(costs, wanted, allowed, together, memory=False)
-        table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
-        assignment = replace(_shortest_cycle(table, together), ipus=where)
-    near = _better_neighbours(costs, assignment, together)
-    searched = least_update(costs, near, allowed, together, least)
+        free, _ = least_bottleneck(costs, wanted, allowed, together, memory=False)
+        least, found = least_bottleneck(costs, wanted, allowed, together, at_least=free)
+        assignment = replace(found, ipus=where)
+    searched = least_update(costs, assignment, allowed, together, least)
+    if searched.bound < searched.total:
+        better = _better_neighbours(costs, searched.assignment, together)
+        searched = replace(searched, assignment=better)
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
     split = Split(prediction, prediction.bottleneck, least, free, bound, ())
@@ -292,7 +297,7 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
     share = -(-whole // len(set(ipus)))
     if len(set(ipus)) < len(ipus):
         return count * max(share, int(work.max())) + fixed
-    slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
+    slowest = _even_as_can_be(work, work + made_again(costs, choices), len(ipus))
     cycles = closed_forms.pipeline_cycles(len(ipus), count, costs.training)
     ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
     return ramps + cycles * least_copies(costs, ipus) + fixed
@@ -303,26 +308,10 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
 
     ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
     stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
-    IPU does all of that. Furthermore, the main part of
-    `ipuscope.profiler.timeline.closed_forms.training_cycles` is (G - 2K + 2) c, filling and
-    flushing take the work of all stages but the last, and the rest is twice the work of all but the
-    first: in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is
-    longer than c. Inference is analogous.
+    IPU does all of that; `ramps_of_longest` has the other bound.
     """
-    times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
-    if count >= lost:
-        return max(count * slowest, (count - lost) * slowest + times * whole)
-    # The latter is less the longer the longest stage is: where both are as much is the least.
-    return max(count * slowest, times * count * whole // lost)
-
-
-def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
-    """The least forward cycles that each Block recomputes if other stages follow."""
-    recompute = bool(choices) and all(choice.recompute for choice in choices)
-    if not (costs.training and recompute):
-        return np.zeros(len(costs), dtype=np.int64)
-    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end) * costs.goes_back
-    return np.maximum(0, least)
+    lost, times = ramps_of_longest(stages, training)
+    return max(count * slowest, (count - lost) * slowest + times * whole)
 
 
 def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
@@ -350,39 +339,32 @@ def least_bottleneck(
     *,
     memory: bool = True,
     at_least: int = 0,
-) -> int:
+) -> tuple[int, Assignment]:
     """The least cycles per micro-batch of the slowest of this many stages, one per IPU; exact.
 
-    ``memory`` False: with unlimited memory. ``at_least``: where to begin the search. Raises
-    ValueError if no split fits.
+    And a split that has them. ``memory`` False: with unlimited memory. ``at_least``: where to begin
+    the search. Raises ValueError if no split fits.
     """
-    return table_of_least(costs, stages, choices, together, memory=memory, at_least=at_least)[1]
-
-
-def table_of_least(
-    costs: Costs,
-    stages: int,
-    choices: Sequence[Choice],
-    together: Sequence[Sequence[int]] = (),
-    *,
-    memory: bool = True,
-    at_least: int = 0,
-) -> tuple[IntervalCosts, int]:
-    """`least_bottleneck`, and the costs of all intervals from which it was computed."""
-    tables: list[IntervalCosts] = []
+    reached: list[tuple[IntervalCosts, tuple[int, ...]]] = []
 
     def try_most(most: int) -> int | None:
-        tables[:] = [interval_costs(costs, range(stages), choices, most, together, memory)]
-        split = least_maximum(tables[0].load, stages)
-        return split[0] if split is not None else None
+        table = interval_costs(costs, range(stages), choices, most, together, memory)
+        split = least_maximum(table.load, stages, table.begins)
+        if split is None:
+            return None
+        reached[:] = [(table, split[1])]
+        return split[0]
 
     work = costs.cycles.work
-    bottleneck = widened(
-        max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
-    )
+    begin = max(at_least, int(work.max()), -(-int(work.sum()) // stages))
+    bottleneck = widened(begin, longest(costs), try_most)
     if bottleneck is None:
         raise ValueError(does_not_fit(costs, stages, choices, together))
-    return tables[0], bottleneck
+    ((table, starts),) = reached
+    spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
+    chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
+    own = (Choice.profiled(costs),) * stages
+    return bottleneck, Assignment(starts, table.ipus, () if chosen == own else chosen)
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
@@ -402,12 +384,8 @@ def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int |
 
 def longest(costs: Costs) -> int:
     """A bound that no stage's cycles exceed."""
-    count = len(costs)
-    every = np.arange(count)
-    stash = max(
-        int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False)
-    )
-    return 2 * int((costs.cycles.work).sum()) + 4 * stash
+    stash = costs.stash.most_cycles(costs.saved_bytes, costs.memory.saved_tensors)
+    return 2 * int(costs.cycles.work.sum()) + 4 * stash * costs.training
 
 
 def _revisiting(
@@ -511,44 +489,6 @@ def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
     return most
 
 
-def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
-    """The split with the least sum of bottleneck and copies, exactly.
-
-    Considers splits with one stage per IPU.
-    """
-    costs, stages = table.costs, table.stages
-    value, starts = _least_sum(table)
-    if value > table.most:  # a longer bottleneck with shorter copies may be better
-        table = interval_costs(costs, table.ipus, table.choices, value, together)
-        value, starts = _least_sum(table)
-    spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
-    chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
-    own = (Choice.profiled(costs),) * stages
-    return Assignment(starts, tuple(range(stages)), () if chosen == own else chosen)
-
-
-def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
-    """Increase the bottleneck and decrease the copies; the least sum lies on this path."""
-    best, best_starts = INFINITE, tuple[int, ...]()
-    most_link = INFINITE
-    loads = [table.load(k) for k in range(table.stages)]
-    while True:
-        shorter = [np.where(table.link < most_link, load, INFINITE) for load in loads]
-        reached = least_maximum(shorter.__getitem__, table.stages)
-        if reached is None or (best_starts and reached[0] >= best):
-            return best, best_starts
-        slowest = reached[0]
-        within = [np.where(load <= slowest, table.link, INFINITE) for load in loads]
-        links = least_maximum(within.__getitem__, table.stages)
-        assert links is not None  # the split that was just reached is one
-        most_link, starts = links
-        value = slowest + copy_cycles(table.costs, most_link)
-        if value < best:
-            best, best_starts = value, starts
-        if most_link == 0:
-            return best, best_starts
-
-
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
@@ -601,7 +541,7 @@ def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | No
 
 
 def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
-    stage = assignment.stage_of(len(costs))
+    stage = assignment.stage_of(len(costs)) if together else []
     return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
 
 

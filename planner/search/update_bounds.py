@@ -42,6 +42,44 @@ class PipelineWeights:
         return cls(count - stages + 1, 1, 1, cycles)
 
 
+def ramps_of_longest(stages: int, training: bool) -> tuple[int, int]:
+    """(lost, times): a pipeline takes at least (G - lost) c + times x the work of all stages.
+
+    G: micro-batches, c: cycles of the longest of K stages. In training
+    (`ipuscope.profiler.timeline.closed_forms.training_cycles`) the main part takes (G - 2K + 2) c.
+    Let the longest be stage j. While the pipeline fills, each cycle up to stage k < j takes what
+    that one does, and c from j on: S + (K - 1 - j) c, where S is the work before j. While it
+    drains, twice each: 2 j c, and 2 S' for the work S' behind j. As S is at most j c, that is least
+    where it is as much: (K - 3) c + twice the whole. Inference has each once.
+    """
+    return (stages + 1, 2) if training else (1, 1)
+
+
+def made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
+    """The least forward cycles that each Block recomputes if other stages follow."""
+    recompute = bool(choices) and all(choice.recompute for choice in choices)
+    if not (costs.training and recompute):
+        return np.zeros(len(costs), dtype=np.int64)
+    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end) * costs.goes_back
+    return np.maximum(0, least)
+
+
+def longest_within(costs: Costs, ipus: Sequence[int], total: int, choices: Sequence[Choice]) -> int:
+    """The most cycles of a stage in splits onto these IPUs that take less than ``total``."""
+    count = counted_micro_batches(costs, len(ipus))
+    most = total // count  # all its work is done one after the other
+    lost, times = ramps_of_longest(len(ipus), costs.training)
+    if costs.pipelined and len(set(ipus)) == len(ipus) and count > lost:
+        work = costs.cycles.work if costs.training else costs.cycles.forward
+        again = made_again(costs, choices)
+        final = np.cumsum(work[::-1])[::-1] <= most  # what the last stage may have
+        whole = int(work.sum()) + int(again[~final].sum())
+        each = PipelineWeights.of(costs, ipus).each * least_copies(costs, ipus)
+        left = total - fixed_cycles(costs, ipus, choices) - each - times * whole
+        most = min(most, left // (count - lost))
+    return max(1, most)
+
+
 def fixed_cycles(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
     """Cycles of every split onto these IPUs: syncs, the host's transfers, the weight update.
 

@@ -41,7 +41,7 @@ class Regions:
     def slow(self) -> pd.DataFrame:
         """``group, name, count, ratio, why``: what takes longer than its median, the most first.
 
-        What takes as long for the same reason is one row: ``stage 7 and 23 alike``.
+        What takes as long for the same reason is one row: ``stage 7 and 23 more``.
         """
         rows = self.things[self.things["why"] != ""]
         like = rows["why"].str.replace(r"\d+", "*", regex=True)
@@ -52,7 +52,7 @@ class Regions:
             ratio=("ratio", "first"),
             why=("why", "first"),
         )
-        more = [f" and {many - 1} alike" if many > 1 else "" for many in found["count"].tolist()]
+        more = [f" and {many - 1} more" if many > 1 else "" for many in found["count"].tolist()]
         found["name"] = found["name"] + more
         found = found.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)
         return found[["group", "name", "count", "ratio", "why"]]

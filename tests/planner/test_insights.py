@@ -192,6 +192,20 @@ def test_a_gain_is_what_a_second_compile_obtains(
     assert checked
 
 
+def test_channels_that_are_copied_with_their_padding_are_named(tmp_path: Path) -> None:
+    """A second compile with whole groups takes less, at most as much as is stated."""
+    odd, whole = (
+        mlp(256, width, 1024, training=False, batch=64, deviceIterations=8).compiled(
+            tmp_path / f"{width}"
+        )
+        for width in (1001, 1008)
+    )
+    (one,) = (one for one in insights(odd) if "with their padding" in one.title)
+    assert one.title.startswith("layers.1/addmm") and one.at_most
+    assert 0 < analysis.pace(odd).cycles - analysis.pace(whole).cycles <= one.gain_cycles
+    assert not [one for one in insights(whole) if "with their padding" in one.title]
+
+
 def test_state_in_parts_frees_at_most_what_is_stated(tmp_path: Path) -> None:
     """State shrinks by what is stated; what the update works on takes some of that room."""
     case = mlp(2048, 4096, 2048, starts=(0,), replicas=2, batch=16)

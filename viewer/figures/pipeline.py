@@ -391,17 +391,31 @@ def _layout(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, width: int
 ) -> dict[str, Any]:
     count = max(1, len(lanes.labels))
-    scale = clock.scale
     height = _height(lanes)
     labels = _labels(lanes, width)
     every = -(-_LINE // height)
+    # top: legend, phases, cycle numbers; bottom: the axis
+    margin = {"l": left_margin(lanes, width), "r": 16, "t": 104, "b": 48}
+    span = (low - lanes.origin, high - lanes.origin)
+    return over_time(theme, height * count + 160, margin, clock, span, labels, every)
+
+
+def over_time(
+    theme: Theme,
+    height: int,
+    margin: dict[str, int],
+    clock: Clock,
+    span: tuple[float, float],
+    names: Sequence[str],
+    every: int = 1,
+) -> dict[str, Any]:
+    """The frame of rows over time between two cycles; ``every``: of the names that are written."""
     return theme.frame(
-        # top: legend, phases, cycle numbers; bottom: the axis
-        height * count + 160,
+        height,
         barmode="overlay",
-        margin={"l": left_margin(lanes, width), "r": 16, "t": 104, "b": 48},
+        margin=margin,
         xaxis={
-            "range": [(low - lanes.origin) * scale, (high - lanes.origin) * scale],
+            "range": [end * clock.scale for end in span],
             "title": {"text": clock.title},
             "showgrid": False,
             "ticks": "outside",
@@ -409,9 +423,9 @@ def _layout(
             "exponentformat": "SI",
         },
         yaxis={
-            "range": [count - 0.45, -0.5],
-            "tickvals": list(range(0, count, every)),
-            "ticktext": labels[::every],
+            "range": [max(1, len(names)) - 0.45, -0.5],
+            "tickvals": list(range(0, len(names), every)),
+            "ticktext": list(names[::every]),
             "fixedrange": True,
             "showgrid": False,
             "zeroline": False,

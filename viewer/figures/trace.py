@@ -22,7 +22,7 @@ from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes
 from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.lod import Pieces, Rows
-from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by
+from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by, over_time
 from ipuscope.viewer.figures.slices import DRAWN, Canvas, Look, look
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from ipuscope.viewer.figures.units import Clock, plain, shortened, text_of
@@ -574,25 +574,6 @@ def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) ->
     count = max(1, len(rows.names))
     least, usual, whole = (22, 46, 1200) if rows.of_steps.sum() * 2 > count else (15, 30, 2000)
     height = max(least, min(usual, whole // count))
-    return theme.frame(
-        height * count + 112,
-        barmode="overlay",
-        margin={"l": left_margin(rows), "r": 16, "t": 64, "b": 48},
-        xaxis={
-            "range": [(low - rows.origin) * clock.scale, (high - rows.origin) * clock.scale],
-            "title": {"text": clock.title},
-            "showgrid": False,
-            "ticks": "outside",
-            "tickcolor": theme.line,
-            "exponentformat": "SI",
-        },
-        yaxis={
-            "range": [count - 0.5, -0.5],
-            "tickvals": list(range(count)),
-            "ticktext": list(rows.names),
-            "fixedrange": True,
-            "showgrid": False,
-            "zeroline": False,
-            "automargin": False,
-        },
-    )
+    margin = {"l": left_margin(rows), "r": 16, "t": 64, "b": 48}
+    span = (low - rows.origin, high - rows.origin)
+    return over_time(theme, height * count + 112, margin, clock, span, rows.names)

@@ -131,7 +131,8 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
 
     def made(one: Report) -> Operators:
         key = ("operators", wanted.order, wanted.together)
-        return profiles.made(one, key, lambda: Operators.of(one, wanted.order, wanted.together))
+        frame = operators_of(profiles, one)
+        return profiles.made(one, key, lambda: Operators.of(frame, wanted.order, wanted.together))
 
     tree = made(report)
     before = {} if other is None else made(other).cycles_by_path
@@ -168,9 +169,8 @@ class Operators:
     parents: np.ndarray = field(repr=False)
 
     @classmethod
-    def of(cls, report: Report, order: str, together: bool) -> Operators:
-        """The tree of a report in an order of `hierarchy.ORDERS`."""
-        frame = analysis.operators(report)
+    def of(cls, frame: pd.DataFrame, order: str, together: bool) -> Operators:
+        """The tree of `analysis.operators` in an order of `hierarchy.ORDERS`."""
         known: dict[Path, int] = {(): 0}
         of_path = hierarchy.paths_of(frame, order, together)
         deepest = max(map(len, of_path), default=1)

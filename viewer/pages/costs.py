@@ -92,10 +92,9 @@ def layout(view: View) -> Any:
             common.hidden(view, "node", check=_no_step(report)),
         ),
         common.figure_card(
-            "Where they are",
+            "Costs by part",
             "flame-graph",
-            note="The largest first; click a part to see it alone, its top to go back. Or operators"
-            " under the machine's ceilings, or what is repeated side by side.",
+            note="The largest first. Click a part to see it alone, its top to go back.",
             height=260,
             controls=[
                 common.switch(view, "measure", "of", measures, measures[0][0]),

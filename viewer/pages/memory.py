@@ -258,6 +258,7 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
     step = int(row["peak_step"])
     name = name_of_step(report, ipu, step)
     over = int(row["overflow"])
+    regions = target.region0_bytes, target.bytes_per_tile - target.region0_bytes
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
         (
@@ -270,13 +271,7 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
         ("free", units.size(int(row["free"]))),
         ("extent, including gaps", units.size(int(row["total"]))),
         *([("over the limit", units.size(over))] if over else []),
-        (
-            "region 0 / region 1",
-            (
-                f"{units.size(target.region0_bytes)} / "
-                f"{units.size(target.bytes_per_tile - target.region0_bytes)}"
-            ),
-        ),
+        ("region 0 / region 1", " / ".join(map(units.size, regions))),
     ]
     return common.facts(rows)
 

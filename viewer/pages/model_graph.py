@@ -31,10 +31,10 @@ cyto.load_extra_layouts()  # dagre among them, served by Dash itself
 
 COLOURS = (("stage", "stage"), ("cycles", "cycles"), ("bytes", "bytes"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
-_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 100, "nodeSep": 24, "padding": 24}
-_FIT = 12  # nodes up to which all are in view at first; of more the first are, large enough to read
+_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 90, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one.value, one.value) for one in (Direction.FORWARD, Direction.BACKWARD))
+_HIGHEST = 420  # pixels
 _MANY = 60  # Blocks: of more, equal ones are together at first
 _MOST_OPENED = 40
 _MOST_NODES = 1500
@@ -64,13 +64,14 @@ def card(view: View, borders: bool = True) -> Any:
             cyto.Cytoscape(
                 id="model-graph",
                 layout=_LAYOUT,
-                style={"width": "100%", "height": "420px"},
+                style={"width": "100%", "height": f"{_HIGHEST}px"},
                 responsive=True,
                 zoom=0.8,
                 minZoom=0.05,
-                maxZoom=1.5,
+                maxZoom=3,
                 elements=[],
             ),
+            id="model-graph-frame",  # a canvas of another height would be drawn anew, elsewhere
             role="img",
             **_NAMED,
         ),
@@ -109,8 +110,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
 
     @app.callback(
         Output("model-graph", "elements"),
-        Output("model-graph", "layout"),
-        Output("model-graph", "style"),
+        Output("model-graph-frame", "style"),
         Output("model-graph", "stylesheet"),
         Output("model-graph-said", "children"),
         Input({"page": page, "param": ALL}, "value"),  # *starts* is not there without a split
@@ -127,9 +127,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         key = ("graph", direction, layers, there)
         found = profiles.made(report, key, lambda: shown(report, direction, layers, there))
         drawn = elements(report, found, split, str(colour), common.theme_of(where))
-        few = len(found.nodes) <= _FIT
-        style = {"width": "100%", "height": "240px" if few else "420px"}
-        return drawn[0], {**_LAYOUT, "fit": few}, style, *drawn[1:]
+        return drawn[0], {"height": f"{height(found)}px", "overflow": "hidden"}, *drawn[1:]
 
 
 def _listed(one: Any) -> list[Any]:
@@ -174,6 +172,18 @@ def shown(report: Report, direction: Any, layers: Any, opened: Any) -> Graph:
     paths = [flame.path_of(one) for one in str(opened or "").split("|")[:_MOST_OPENED] if one]
     way = direction if direction in dict(_FOR) else _FOR[0][0]
     return model_graph.graph(report, paths, way, layers == "together")
+
+
+def height(graph: Graph) -> int:
+    """Pixels of the canvas, by the nodes and passing edges that lie above each other."""
+    rank = np.zeros(len(graph.nodes), dtype=np.int64)
+    ends = sorted({(one.source, one.target) for one in graph.edges if one.source < one.target})
+    for source, target in ends:
+        rank[target] = max(rank[target], rank[source] + 1)
+    beside = np.bincount(rank, minlength=1)
+    for source, target in ends:
+        beside[rank[source] + 1 : rank[target]] += 1
+    return int(np.clip(80 + 44 * beside.max(), 150, _HIGHEST))
 
 
 def elements(

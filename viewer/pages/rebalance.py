@@ -356,13 +356,7 @@ def _numbers(
             length,
             -1,
         ),
-        (
-            "samples a second",
-            now.samples_per_second,
-            wanted.samples_per_second,
-            per_second,
-            1,
-        ),
+        ("samples a second", now.samples_per_second, wanted.samples_per_second, per_second, 1),
         (
             "slowest stage" if costs.pipelined else "work of all stages",
             _paces(costs, now),
@@ -376,22 +370,8 @@ def _numbers(
     for name, before, after, words, good in rows:
         change = (after - before) / before if before else 0.0
         kind = "" if abs(change) < 0.0005 else "better" if change * good > 0 else "worse"
-        boxes.append(
-            html.Div(
-                [
-                    html.B(words(after)),
-                    html.Span(
-                        [
-                            name,
-                            " ",
-                            html.Span(
-                                units.minus(f"{change:+.1%}") if kind else "", className=kind
-                            ),
-                        ]
-                    ),
-                ]
-            )
-        )
+        more = html.Span(units.minus(f"{change:+.1%}") if kind else "", className=kind)
+        boxes.append(html.Div([html.B(words(after)), html.Span([name, " ", more])]))
     said: list[Any] = [html.Div(boxes, className="big")]
     said += [common.message(words, "error") for words in wanted.problems]
     said += [common.message(words) for words in wanted.notes]

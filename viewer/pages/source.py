@@ -47,6 +47,8 @@ def hottest(report: Report) -> Any:
 def file_listing(report: Report, file: str) -> Any:
     """A file with what each line costs; a line's number leads to its operators."""
     found = source.listing(report, file)
+    first = next((at for at, one in enumerate(found) if one.costs is not None), 0)
+    found = found[max(0, first - _AROUND) :]  # what is above costs nothing
     parts: list[Any] = [_table(file, found[:_MOST_LINES])]
     if file not in source.texts(report):
         words = "The profile has no text of this file: its compile could not read it or left it out"

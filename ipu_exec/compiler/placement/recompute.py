@@ -33,10 +33,7 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """The kind that ``autoRecomputation`` asks for; None: recompute in pipelines.
-
-    Error if unknown.
-    """
+    """The kind that ``autoRecomputation`` asks for (None: a pipeline's). Error if unknown."""
     if setting is None:
         return Recomputation.PIPELINE if pipelined else Recomputation.NONE
     try:
@@ -85,7 +82,7 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], stays: set[in
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """The forward operators that a stage runs again, in order, and all that its backward reads."""
+    """The forward operators that a stage runs again, and all that they and the backward read."""
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
     for op in reversed(forward):
@@ -129,7 +126,7 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """The index of the operator, last writer or first reader, after which a storage is stashed."""
+    """The index of the operator, last writer or else first reader, after which to stash."""
     last_reads: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):

@@ -125,6 +125,11 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     return np.maximum(most, WORKERS * _rows(rows // WORKERS, zeroing, unit) + 14)
 
 
+def _together(*counts: Ints) -> list[np.ndarray]:
+    """Counts as arrays of int64 of one shape."""
+    return list(np.broadcast_arrays(*(np.asarray(count, np.int64) for count in counts)))
+
+
 def conv_1x1_cycles(
     unit: Unit,
     rows: Ints,
@@ -138,9 +143,7 @@ def conv_1x1_cycles(
     ``passes`` of the unit make one of the ``out_groups``. fp16 with 96 rows, 4 in-groups, 2
     out-groups: 5,011; fp32: 9,703.
     """
-    rows, gi, go, groups = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups))
-    )
+    rows, gi, go, groups = _together(rows, in_groups, out_groups, conv_groups)
     retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.retains else 0
     later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + _block(rows, False, unit))))
     first = 11 + go * (18 + passes * (7 + unit.load + _block(rows, True, unit)))
@@ -159,9 +162,7 @@ def _segment(length: np.ndarray, half: bool) -> np.ndarray:
 
 def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
     """Cycles of the busiest of six workers that share ``segments`` rows of ``length``."""
-    segments, length = np.broadcast_arrays(
-        np.asarray(segments, np.int64), np.asarray(length, np.int64)
-    )
+    segments, length = _together(segments, length)
     share = ceil_div(segments * length, WORKERS)
     full, rest = share // np.maximum(length, 1), share % np.maximum(length, 1)
     return full * (3 + _segment(length, half)) + np.where(rest > 0, 3 + _segment(rest, half), 0)
@@ -185,21 +186,8 @@ def conv_nx1_cycles(
     one pass, which divides the input channels of a group; ``passes`` make one of the
     ``out_groups``.
     """
-    segments, length, ky, kx, gi, go, groups, fh = np.broadcast_arrays(
-        *(
-            np.asarray(a, np.int64)
-            for a in (
-                segments,
-                length,
-                kernel_rows,
-                kernel_cols,
-                in_groups,
-                out_groups,
-                conv_groups,
-                filter_height,
-            )
-        )
-    )
+    counts = segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups
+    segments, length, ky, kx, gi, go, groups, fh = _together(*counts, filter_height)
     worker = (
         17
         + int(unit.half and unit.partial_bytes == 2)
@@ -228,9 +216,7 @@ def slic_cycles(
     getConvPartialSlicSupervisor*Estimate, which counts the weights of one block only; here each
     block's are loaded).
     """
-    segments, length, ky, kx, blocks = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (segments, length, kernel_rows, kernel_cols, blocks))
-    )
+    segments, length, ky, kx, blocks = _together(segments, length, kernel_rows, kernel_cols, blocks)
     wide = int(unit.partial_bytes == 4)
     row = 15 + np.maximum(length - 5, 0) - wide
     worker = 17 + ceil_div(segments, WORKERS) * (11 + 3 * wide + (1 + wide) * row)
@@ -248,9 +234,7 @@ def hmac_cycles(
     ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialHorizontalMacSupervisorCycleEstimate).
     """
-    segments, length, taps, ins, outs = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (segments, length, taps, ins, outs))
-    )
+    segments, length, taps, ins, outs = _together(segments, length, taps, ins, outs)
     lanes = 8 // unit.item_bytes
     dot = 7 - int(unit.half) + np.where(ins % lanes == 0, ins // lanes, 2 * ins + 1)
     elements = ceil_div(segments * length, WORKERS)
@@ -272,9 +256,7 @@ def vmac_cycles(
     own, which are zeroed and added up ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
     """
-    outputs, ky, kx, ins, vectors = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (outputs, kernel_rows, kernel_cols, ins, vectors))
-    )
+    outputs, ky, kx, ins, vectors = _together(outputs, kernel_rows, kernel_cols, ins, vectors)
     wide = unit.partial_bytes == 4
     share = ceil_div(outputs * kx, WORKERS)
     worker = (19 if wide else 18) + ky * (
@@ -295,9 +277,7 @@ def outer_product_cycles(
     ``together`` of the ``channels`` are a group, whose loop is unrolled where it is long enough
     ([PL, lib/poplin/PerformanceEstimation.hpp], getOuterProductCycleEstimate).
     """
-    groups, width, channels = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (groups, width, channels))
-    )
+    groups, width, channels = _together(groups, width, channels)
     share, blocks = ceil_div(width, WORKERS), ceil_div(channels, together)
     lanes, least, slow = (4, 12, 5) if unit.half else (2, 6, 4)
     unrolled = together >= least and together % lanes == 0
@@ -317,7 +297,7 @@ def reduce_partials_cycles(
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
     """
-    outputs, depth = np.broadcast_arrays(np.asarray(outputs, np.int64), np.asarray(depth, np.int64))
+    outputs, depth = _together(outputs, depth)
     out_bytes = out_bytes or partial_bytes
     half = partial_bytes == 2
     loop, tail = (8, 8) if half else (4, 6)

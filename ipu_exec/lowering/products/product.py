@@ -507,13 +507,8 @@ class _ProductSteps:
         turned = turned and not repeats(build, weights)
         moved: int | None = None
         if turned and not in_place:
-            _turn(
-                build,
-                f"{self.name}/transpose weights",
-                source,
-                self.half,
-                self.turned_atom("weight"),
-            )
+            name, atom = f"{self.name}/transpose weights", self.turned_atom("weight")
+            _turn(build, name, source, self.half, atom)
             moved = build.next - 1
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):
