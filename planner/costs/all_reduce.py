@@ -1,7 +1,7 @@
 """What replicas exchange before a weight update, for any split and any number of replicas.
 
-A profile has the cycles of the number of replicas with which it was made. For other numbers, the
-bytes of each Block's gradients and the cost of a ring give the result.
+A profile has the cycles of its own number of replicas; for others they follow from the bytes of
+each Block's gradients and the cost of a ring.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ipuscope.profiler.report import Report
 class Rings:
     """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
 
-    float64[IPU] each. They come from the code that knows the machine
-    (`ipu_exec.base.topology.ring_cycles`).
+    float64[IPU] each, from the code that knows the machine (`ipu_exec.base.topology.ring_cycles`).
     """
 
     base: np.ndarray
@@ -44,8 +43,7 @@ class Rings:
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     """Bytes of each Block's weights that replicas reduce, on all tiles: int64[Block].
 
-    These are the accumulators; if a weight update has one micro-batch there are none, and it is the
-    gradients that the update reads.
+    These are the accumulators, or the gradients where an update has one micro-batch.
     """
     variables = report.columns_of(records.Variable)
     block, nbytes = variables["block"], variables["bytes"]

@@ -21,10 +21,9 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class HostStreams:
-    """Cycles of host transfers, int64[Block].
+    """Cycles of host transfers, int64[Block]; ``load`` and ``unload`` go over I/O tiles.
 
-    Besides these each stage that has input pays ``latency``, and each that has output. ``load`` and
-    ``unload`` go over I/O tiles.
+    Each stage that has input, and each that has output, pays ``latency`` besides.
     """
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
@@ -80,8 +79,8 @@ def _on_blocks(
 ) -> np.ndarray:
     """A stage's host cycles on its Blocks, by ``weight``, without the latency.
 
-    They are the first Block's where nothing weighs. What weighs anything has a cycle at the least:
-    its stage has a transfer.
+    The first Block has them where nothing weighs. What weighs anything has at least one cycle: its
+    stage has a transfer.
     """
     cycles_of = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in measured.items():
@@ -99,10 +98,7 @@ def _on_blocks(
 
 
 def _outputs_once(report: Report) -> bool:
-    """Whether outputs leave once, at the end, rather than in every pipeline cycle.
-
-    As it ran, or as the mode says.
-    """
+    """Whether outputs leave once, at the end, not each pipeline cycle: as it ran or by the mode."""
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
         out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
