@@ -16,8 +16,7 @@ from ipuscope.profiler.enums import Role
 class SharedWeight:
     """The Blocks that read a weight, the ids of its variables on all IPUs, its bytes by tile.
 
-    ``ends``: IPU -> position at which its copy of the weight ends, within the operator that reads
-    it last. Where the weight is at home there is none.
+    ``ends``: IPU -> where its copy ends, within the operator that reads it last; none at home.
     """
 
     blocks: tuple[int, ...]
@@ -43,10 +42,7 @@ class SharedWeight:
 
 
 def copies_of_ties(variables: Variables, ties: Ties | None) -> np.ndarray:
-    """Copies of tied weights on stages that read another IPU's weight, or pass it on.
-
-    bool[variable]
-    """
+    """bool[variable]: copies of tied weights on stages that read, or pass on, another IPU's."""
     tensors = ties.tensors if ties is not None else ()
     tied: np.ndarray = np.isin(variables.tensor, tensors)
     return tied & (variables.role == Role.WEIGHT) & ~variables.always

@@ -1,7 +1,6 @@
-"""Gradients of tied weights: which Block makes them, and where they are added.
+"""Gradients of tied weights: which Block makes them, and where the weight's IPU adds them.
 
-A gradient is added to its weight's accumulator on the IPU that has the weight: at once where the
-Block that makes it is there, and else after it has travelled.
+At once if the Block that makes it is on that IPU, else after it has travelled.
 """
 
 from __future__ import annotations
@@ -92,10 +91,7 @@ class TiedGradients:
         return moved
 
     def elsewhere(self, variables: Variables, ipu_of: np.ndarray) -> np.ndarray:
-        """Which variables are these gradients on other IPUs than they were made on: bool[variable].
-
-        ``ipu_of``: the IPU of each Block.
-        """
+        """bool[variable]: these gradients, on other IPUs than made them. ``ipu_of``: of Blocks."""
         row = rows_of(self.tensor, variables.tensor)
         made_on = ipu_of[self.reader[row.clip(0)]] if len(self) else variables.ipu
         gone: np.ndarray = (row >= 0) & (variables.ipu != made_on)
@@ -110,10 +106,10 @@ class TiedGradients:
     def where_they_run(
         self, backward: Sequence[int], stage: Sequence[int], ipus: Sequence[int]
     ) -> tuple[int, ...]:
-        """Cycles of the stages' backward, from those with additions in the weights' Blocks.
+        """Cycles of stages' backward, where each adds its own gradients if on the weight's IPU.
 
-        ``stage``: of each Block; ``ipus``: of each stage. A stage on the weight's IPU adds its own
-        gradient.
+        ``backward``: with additions in the weights' Blocks; ``stage``: of each Block; ``ipus``: of
+        stages.
         """
         cycles = list(backward)
         for home, reader, spent in zip(

@@ -90,7 +90,7 @@ _REARRANGES = "popops::Transpose2D"
 
 @dataclass(frozen=True)
 class VertexCost:
-    """Of a vertex: cycles of its start (-1: not known), times as many an element in float16.
+    """Of a vertex: cycles of its start (-1: unknown), times as many an element in float16.
 
     ``sums``: it adds up; ``product``: its results may be partial sums; ``rearranges``: puts
     operands in another order.
