@@ -26,10 +26,9 @@ _ROUNDS = 3  # of moves of a cut by one Block, from the best split
 class Verified:
     """A candidate and what its compile gave.
 
-    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of the fullest
-    tile of each IPU. Where it did not compile they are 0 and empty, and ``problem`` says why; one
-    that does not fit has them, and a problem too. ``rules``: those of the compiler
-    (`rules_differ`).
+    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of each IPU's
+    fullest tile; 0 and empty if it did not compile. ``problem`` says why, or that it does not fit.
+    ``rules``: the compiler's (`rules_differ`).
     """
 
     prediction: Prediction
@@ -44,8 +43,8 @@ def candidates(
 ) -> list[Assignment]:
     """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
 
-    Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
-    not among them: it is already compiled. ``also``: others to begin from.
+    Near it: cuts move by one Block, up to three times, also from ``also``. The profiled split,
+    already compiled, is left out.
     """
     seen = newest = {best, *also}
     for _ in range(_ROUNDS):
@@ -79,10 +78,7 @@ def rules_of(report: Report) -> str:
 
 
 def rules_differ(before: Report, after: str) -> str:
-    """What a profile says of its rules beside those of another compile; empty: they are the same.
-
-    Costs of other rules differ for their sake, not for a split's.
-    """
+    """How a profile's rules differ from another compile's, which changes costs; empty: equal."""
     own = rules_of(before)
     if own == after:
         return ""
@@ -108,9 +104,9 @@ def verify(
 ) -> list[Verified]:
     """Compile a script once for each split, and say what came: those that run, quickest first.
 
-    ``script``: its path and arguments. ``made``: how the profile of the costs was made: each
-    compile repeats its settings. ``workers``: compiles at a time; default: as many as the machine
-    has processors for. ``progress`` is given what comes and how many there are, and passes it on.
+    ``script``: path and arguments. ``made``: how the costs' profile was made, for each compile to
+    repeat. ``workers``: compiles at a time (default: one a processor). ``progress`` is given what
+    comes and how many there are, and passes it on.
     """
     kind = "training" if costs.training else "inference"
     at_once = workers or max(1, min(len(wanted), (os.cpu_count() or 2) // 2))
