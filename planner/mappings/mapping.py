@@ -12,10 +12,10 @@ class Key:
     """What costs of Blocks depend on: there is one compile for each key.
 
     ``shards``: IPUs that share a stage's tensors (t). ``micro_batch``: samples of one replica's.
-    ``proportion``: share of an IPU's memory that products may use; 0: as the script says it.
-    ``in_parts``: replicas of which each keeps its part of the optimiser state (rts); 0: each keeps
-    all of it. ``accumulates``: gradients of several micro-batches, in accumulators. ``keeps``: the
-    last stage recomputes nothing, where the script's options say that it does.
+    ``proportion``: share of an IPU's memory that products may use; 0: the script's. ``in_parts``:
+    replicas that each keep a part of the optimiser state (rts); 0: all of it. ``accumulates``:
+    gradients of several micro-batches, in accumulators. ``keeps``: the last stage recomputes
+    nothing, where the script's options say that it does.
     """
 
     shards: int = 1
@@ -39,8 +39,8 @@ class Key:
 class StagePlan:
     """A stage: its IPU within the replica, its Blocks, and how it saves memory.
 
-    ``recompute`` None: the last stage of a pipeline recomputes as the script's options say.
-    ``state_off_chip``: optimiser state waits in streaming memory. ``phase``: that it is in.
+    ``recompute`` None: a pipeline's last stage does as the script's options say.
+    ``state_off_chip``: optimiser state waits in streaming memory. ``phase``: its own.
     ``proportion``: memory proportion of its IPU; 0: the mapping's.
     """
 
@@ -56,10 +56,10 @@ class StagePlan:
 class Mapping:
     """t x p x r IPUs, the stages, and how a weight update's samples are cut.
 
-    ``shards`` t; ``replicas`` r; ``micro_batch`` samples of a replica's micro-batch;
-    ``accumulation`` micro-batches of a weight update (of a device iteration in inference);
-    ``proportion`` 0: as the script says; ``in_parts``: optimiser state in parts on the replicas
-    (rts); ``phases``: pipelines one after another, through each of which all micro-batches go.
+    ``shards`` t; ``replicas`` r; ``micro_batch`` samples of a replica's; ``accumulation``
+    micro-batches of a weight update (of a device iteration in inference); ``proportion`` 0: the
+    script's; ``in_parts``: optimiser state in parts on replicas (rts); ``phases``: pipelines one
+    after another, each for all micro-batches.
     """
 
     shards: int
@@ -100,7 +100,7 @@ class Mapping:
 
     @property
     def split(self) -> str:
-        """Blocks of each stage, ``3-7-7-7``; with the stages' IPUs where one comes back.
+        """Blocks of each stage, ``3-7-7-7``, with IPUs where one comes back.
 
         In phases ``1, 96 x 1-1-1-1, 1-1-1``: those of each phase.
         """

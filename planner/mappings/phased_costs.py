@@ -1,10 +1,10 @@
 """What Blocks cost in phases that are pipelines, and what any cut into phases costs by that.
 
-All micro-batches of a weight update go through a phase before the next one begins
-(`ipuscope.profiler.timeline.phased_schedules.pipelined_phases`). A tensor that comes from another
-stage of the phase is received over the links; one that comes from another phase, or waits for the
-backward, was stored in streaming memory and is loaded. Weights come once a phase and direction, in
-parts from the replicas where each keeps one.
+All micro-batches of an update go through a phase before the next
+(`ipuscope.profiler.timeline.phased_schedules.pipelined_phases`). Tensors of another stage of the
+phase come over links; those of another phase, or for the backward, are stored in streaming memory
+and loaded. Weights come once a phase and direction, in parts from the replicas where each keeps
+one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ENTERS, RETURNS, TURNS, LEAVES, UPDATED = range(5)
 class Reads:
     """Tensors of a micro-batch that a Block reads and another made, int64[read] each.
 
-    ``made_in``, ``read_in``: `FORWARD` or `BACKWARD`. ``keeper``: the Block whose forward stores
-    what a backward reads.
+    ``made_in``, ``read_in``: `FORWARD` or `BACKWARD`. ``keeper``: whose forward stores what a
+    backward reads.
     """
 
     tensor: np.ndarray
@@ -49,7 +49,7 @@ class CodePieces:
     """Code in pieces: int64[piece, tile], and which programs have each, bool[piece, program].
 
     ``vertices``, bool[type, program, tile]: where a type's vertices run, whose code is ``sizes``
-    bytes; ``others``, int64[IPU, tile]: what the compiled IPUs have besides, the stack with it.
+    bytes; ``others``, int64[IPU, tile]: what else the compiled IPUs have, with the stack.
     """
 
     code: np.ndarray
@@ -72,11 +72,11 @@ class BlockTiles:
     """Bytes of kinds of Blocks on each tile, int64[kind, tile]; ``kind`` of each Block.
 
     ``held``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
-    Block in the passes of its stage: forward, again, backward. ``peak``: the most of all that is
-    there while the Block runs, in each pass too; ``peak_interleaved``: in region 1, in any.
-    ``always``: what it holds all the time. ``update``, int64[kind, share, tile]: the most while its
-    weights are updated, whole tensors, what is in parts where state is, and parts taken of whole
-    tensors, as on ``replicas``. ``program`` of each Block, equal where they have the same ``code``.
+    Block in the passes of its stage: forward, again, backward. ``peak``: the most while the Block
+    runs, in each pass; ``peak_interleaved``: in region 1, in any. ``always``: all the time.
+    ``update``, int64[kind, share, tile]: the most in the update: whole tensors, what is in parts
+    where state is, and parts taken of whole tensors, as on ``replicas``. ``program`` of each Block,
+    equal with the same ``code``.
     """
 
     kind: np.ndarray
@@ -94,14 +94,13 @@ class BlockTiles:
 class PhasedCosts:
     """Costs of Blocks for one key, read off a compile with one Block a stage.
 
-    ``work``: cycles of a micro-batch on a Block, int64[direction, Block], transfers left out;
-    ``again``: those of it that recompute. ``once``: int64[row, Block, column], what moves once for
-    all micro-batches: the number of transfers, their bytes that are whole, those of which each
-    replica has a part, rounds of exchanges between replicas and bytes gathered or scattered in
-    them. ``in_parts``, ``off_chip``: where optimiser state is, as the script says. ``update``:
-    cycles of the update's operators, int64[2, Block], those on whole tensors and those on parts, as
-    if a replica had all of them. ``stream_in``, ``stream_out``: with the host, ``outputs_once``: at
-    the end of a weight update.
+    ``work``: cycles of a micro-batch on a Block, int64[direction, Block], without transfers;
+    ``again``: those that recompute. ``once``: int64[row, Block, column], what moves once for all
+    micro-batches: transfers, bytes that are whole, bytes of which each replica has a part, rounds
+    of exchanges between replicas and bytes gathered or scattered in them. ``in_parts``,
+    ``off_chip``: where optimiser state is, as the script says. ``update``: cycles of the update's
+    operators, int64[2, Block], on whole tensors and on parts, as if a replica had all.
+    ``stream_in``, ``stream_out``: with the host; ``outputs_once``: at the end of a weight update.
     """
 
     key: Key
@@ -136,10 +135,7 @@ class PhasedCosts:
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks cut into stages, and these into phases: ``starts`` of stages, ``phase`` of each.
-
-    The stages of a phase are on IPUs 0, 1, 2 ...
-    """
+    """``starts`` of stages and the ``phase`` of each; a phase's stages are on IPUs 0, 1, 2 ..."""
 
     starts: tuple[int, ...]
     phase: tuple[int, ...]
@@ -164,7 +160,7 @@ class Cut:
 class PhasedPrediction:
     """What a cut costs: ``costs`` of stages and ``phases``, as the schedule takes them.
 
-    ``moved``: cycles of one micro-batch on all stages, by streaming memory and over links.
+    ``moved``: cycles of a micro-batch on all stages, by streaming memory and over links.
     """
 
     costs: schedule_types.Costs
@@ -311,10 +307,10 @@ def _streams(cycles: np.ndarray, stage_of: np.ndarray) -> tuple[tuple[int, int],
 
 
 def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
-    """Bytes of the fullest tile, gaps included, as they are predicted on so many replicas.
+    """Bytes of the fullest tile, gaps included, as predicted on so many replicas.
 
-    A stage of several Blocks holds the weights and accumulators of all while each runs, and what
-    all of them keep of a micro-batch. An IPU has the code of each kind of Block once.
+    While each of a stage's Blocks runs, it holds all their weights and accumulators, and what they
+    keep of a micro-batch. An IPU has each kind's code once.
     """
     tiles, stage_of, ipus = costs.tiles, cut.stage_of(len(costs)), cut.ipus
     ends = [*cut.starts[1:], len(costs)]
@@ -345,10 +341,9 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
 
 
 def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most that a stage holds, and the most of that in region 1: int64[tile] each.
+    """The most that a stage holds, and in region 1: int64[tile] each.
 
-    While a Block runs, those that did hold what is left behind them, the others what they come
-    with.
+    Blocks that ran hold what they leave behind, the others what they come with.
     """
     kinds = tiles.kind[blocks]
     before, behind = tiles.held[:, :, kinds]

@@ -16,7 +16,7 @@ class Obtained:
     """The result of a full compile of a mapping.
 
     ``cycles``: of a weight update (a device iteration in inference); ``fullest``: bytes of the
-    fullest tile; ``problem``: why it does not run, empty where it does.
+    fullest tile; ``problem``: why it does not run, or empty.
     """
 
     cycles: int = 0
@@ -29,13 +29,12 @@ class Candidate:
     """A mapping, and what is predicted of it.
 
     ``cycles`` of a weight update (a device iteration in inference); ``samples_per_second`` over all
-    replicas; ``seconds``: its latency, of a weight update in training, of a micro-batch from its
-    input to its result in inference; ``fullest``: bytes of the fullest tile, of ``limit``;
-    ``memory``: whether it fits, in words; ``shares``: of `SHARES`, parts of the time, in sum 1;
-    ``proven``: no other split onto these IPUs is quicker, for these costs; ``gap``: share of its
-    cycles that one could save at the most. ``obtained``: what its full compile gave, if it had one.
-    ``error``: share by which the model's cycles are likely off an IPU's, 0: not known; ``own``: the
-    script has this mapping.
+    replicas; ``seconds``: latency of a weight update in training, of a micro-batch from input to
+    result in inference; ``fullest``: bytes of the fullest tile, of ``limit``; ``memory``: whether
+    it fits, in words; ``shares``: of `SHARES`, parts of the time, in sum 1; ``proven``: no other
+    split onto these IPUs is quicker, for these costs; ``gap``: share of its cycles that one could
+    save at most. ``obtained``: what its full compile gave, if any. ``error``: share by which the
+    model's cycles are likely off an IPU's, 0: unknown; ``own``: the script has this mapping.
     """
 
     mapping: Mapping
@@ -96,11 +95,11 @@ def worth(candidate: Candidate, objective: str) -> tuple[float, ...]:
 class Plan:
     """Candidates, best first; sentences about the first; what the search proved.
 
-    ``gap``: share by which a mapping that was not looked at could be better than the first, at the
-    most; 0: none is, for the costs compiled (``exact``). ``left_out``: why some were not looked at,
-    a sentence each. ``stopped``: "" or what ended the search before its end. ``modules``: begin a
-    Block each, where the model names none. ``compiles``: how many it took, ``cached``: how many
-    more came from the disk; ``seconds``: of the clock.
+    ``gap``: share by which an unexamined mapping could be better than the first, at most; 0: none
+    is, for the costs compiled (``exact``). ``left_out``: why some were not looked at, a sentence
+    each. ``stopped``: what ended the search early, or "". ``modules``: begin a Block each, where
+    the model names none. ``compiles``: how many it took, ``cached``: how many more came from disk;
+    ``seconds``: of the clock.
     """
 
     question: Question

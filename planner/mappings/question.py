@@ -30,15 +30,15 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """``ipus``: to be used at the most.
+    """``ipus``: to be used at most.
 
     ``global_batch``: samples of a weight update (of a device iteration in inference), over all
-    replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried of each, the script's
-    own first. ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``:
-    seconds after which no compile begins; 0: none. ``training``: weight updates, else inference.
-    ``keeps``: what is tried of the last stage's recomputation: as the script's options say, or none
+    replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried, the script's own first.
+    ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``: seconds
+    after which no compile begins; 0: none. ``training``: weight updates, else inference. ``keeps``:
+    what is tried of the last stage's recomputation: the script's options, or none
     (`ipuscope.planner.mappings.mapping.Key`). ``suggested``: of "micro_batch", "proportion" and
-    "shards", those that nobody asked for: their values are tried as long as they promise something.
+    "shards", those nobody asked for, tried while they promise something.
     """
 
     ipus: int
