@@ -1,7 +1,6 @@
 """What replicas exchange before a weight update, for any split and any number of replicas.
 
-A profile has the cycles of its own number of replicas; for others they follow from the bytes of
-each Block's gradients and the cost of a ring.
+A profile has it for its own number of replicas; others follow from Blocks' bytes and a ring.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from ipuscope.profiler.report import Report
 
 @dataclass(frozen=True)
 class Rings:
-    """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
+    """The all-reduce of each IPU: ``base + rate x bytes`` cycles, rounded up (`ring_cycles`)."""
 
-    float64[IPU] each, from the code that knows the machine (`ipu_exec.base.topology.ring_cycles`).
-    """
-
-    base: np.ndarray
-    rate: np.ndarray
+    base: np.ndarray  # float64[IPU]
+    rate: np.ndarray  # float64[IPU]
 
     def cycles(self, nbytes: np.ndarray) -> np.ndarray:
         """All-reduce cycles of IPUs (the last axis) with this many bytes; 0 for no bytes."""

@@ -73,13 +73,10 @@ class Ties:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a Block has and Blocks beyond the next one read: ``blocks``, away from the first.
+    """What a Block has and Blocks beyond the next one read."""
 
-    ``nbytes`` cross every cut up to the last reader that is on another IPU.
-    """
-
-    blocks: tuple[int, ...]
-    nbytes: int
+    blocks: tuple[int, ...]  # away from the first
+    nbytes: int  # cross every cut up to the last reader that is on another IPU
 
     def spared(self, starts: Sequence[int], ipus: Sequence[int]) -> slice:
         """The cuts, by the Block before them, that need not be crossed, for stages from ``starts``.
@@ -100,15 +97,12 @@ class Shared:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
-
-    They are for an IPU a Block. ``skips``: `Shared` activations and gradients.
-    """
+    """Bytes a micro-batch over a cut behind each Block, if each has its own IPU: int64[Block]."""
 
     ahead: np.ndarray
     back: np.ndarray
     ties: Ties = Ties()
-    skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())
+    skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())  # activations, gradients
 
     @cached_property
     def shared(self) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
@@ -117,11 +111,7 @@ class Cuts:
         return ties + self.skips[0], ties + self.skips[1]
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut after each Block, for stages from ``starts``.
-
-        Without what need not travel: its reader is on the IPU that has it, or in a stage that
-        received it.
-        """
+        """Bytes over a cut after each Block, forward and back, but for those that are `spared`."""
         ahead, back = self.ahead, self.back
         if len(set(ipus)) == len(ipus):
             return ahead, back

@@ -47,20 +47,15 @@ _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMP
 
 @dataclass(frozen=True)
 class Steps:
-    """Operators' steps of a profile, one entry each.
-
-    ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
-    work in it; ``growth``: how it grows, of `GROWTHS`; ``in_half``: times as many ``beyond`` in
-    float16.
-    """
+    """Operators' steps of a profile, one entry each."""
 
     block: np.ndarray
     direction: np.ndarray
-    fixed: np.ndarray
-    beyond: np.ndarray
-    busy: np.ndarray
-    growth: np.ndarray
-    in_half: np.ndarray
+    fixed: np.ndarray  # cycles that stay
+    beyond: np.ndarray  # cycles that grow with the work
+    busy: np.ndarray  # share of the tiles that work in it
+    growth: np.ndarray  # how it grows, of `GROWTHS`
+    in_half: np.ndarray  # times as many ``beyond`` in float16
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -70,13 +65,10 @@ STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What grows with samples and shrinks in half precision: `estimated` takes it.
-
-    ``variables``: `variables_alike` of the report. Phases never ask for ``steps`` and ``held``.
-    """
+    """What grows with samples and shrinks in half precision; phases need no `steps` and `held`."""
 
     report: Report
-    variables: pd.DataFrame
+    variables: pd.DataFrame  # `variables_alike` of the report
 
     @cached_property
     def steps(self) -> Steps:
@@ -174,12 +166,9 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
 
 @dataclass(frozen=True)
 class _Order:
-    """Which compute steps of the same operator come before and after steps; -1: none.
+    """Which compute steps of the same operator come before and after steps; -1: none."""
 
-    ``before`` has an exchange between: of a compute step, the one whose results were sent to it.
-    """
-
-    before: np.ndarray
+    before: np.ndarray  # behind an exchange: of a compute step, the one that sent its results to it
     after: np.ndarray
     exchange: np.ndarray
 

@@ -21,18 +21,15 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class HostStreams:
-    """Cycles of host transfers, int64[Block]; ``load`` and ``unload`` go over I/O tiles.
-
-    Each stage that has input, and each that has output, pays ``latency`` besides.
-    """
+    """Cycles of host transfers, int64[Block]; stages with input, or output, pay ``latency`` too."""
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
     stream_in: np.ndarray
     stream_out: np.ndarray
     out_once: bool  # outputs leave once, at the end
     latency: int = 0  # cycles
-    load: np.ndarray = field(default_factory=_none)
-    unload: np.ndarray = field(default_factory=_none)
+    load: np.ndarray = field(default_factory=_none)  # over I/O tiles
+    unload: np.ndarray = field(default_factory=_none)  # over I/O tiles
     # ... from one device iteration into the next (`schedule_types.Costs`)
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together

@@ -51,18 +51,14 @@ class PassMemory:
 
 @dataclass(frozen=True)
 class Touched:
-    """The variables that are not always live, and the passes that touch them.
-
-    ``saved``, bool[variable]: left by a forward for its backward. ``by``: rows of the variables
-    that each pass touches; ``uses``: operators, and ids of variables.
-    """
+    """The variables that are not always live, and the passes that touch them."""
 
     variables: Variables
-    saved: np.ndarray
+    saved: np.ndarray  # bool[variable]: left by a forward for its backward
     steps: Steps
     passes: Passes
-    by: dict[int, np.ndarray]
-    uses: tuple[np.ndarray, np.ndarray]
+    by: dict[int, np.ndarray]  # rows of the variables that each pass touches
+    uses: tuple[np.ndarray, np.ndarray]  # operators, and ids of variables
     shared_weights: Sequence[SharedWeight]
     tied: TiedGradients = field(default_factory=TiedGradients)
     _peaks: dict[bytes, _Peak] = field(default_factory=dict, repr=False)

@@ -34,12 +34,9 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Passes:
-    """The number of each step's pass, int64[step]; -1: none.
+    """The number of each step's pass, and how many Blocks there are."""
 
-    Pass p of Block b has the number ``p * blocks + b``, and runs on one IPU.
-    """
-
-    at: np.ndarray
+    at: np.ndarray  # int64[step]: ``p * blocks + b`` for pass p of Block b, on one IPU; -1: none
     blocks: int
 
     @classmethod

@@ -19,18 +19,14 @@ from ipuscope.planner.costs.memory_choice import Choice
 
 @dataclass(frozen=True)
 class Own:
-    """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward.
-
-    ``again``, bool[Block]: its forward is recomputed. ``waits``: other micro-batches run between
-    its forward and backward, so saved tensors are stashed.
-    """
+    """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward."""
 
     forward: np.ndarray
     again: np.ndarray
     backward: np.ndarray
     update: np.ndarray
-    runs_again: np.ndarray
-    waits: bool
+    runs_again: np.ndarray  # bool[Block]: its forward is recomputed
+    waits: bool  # other micro-batches run before its backward: saved tensors are stashed
     begin: int  # the first Block of these arrays, but for ``runs_again``, which has all
 
     @classmethod
@@ -284,19 +280,15 @@ class Growing:
 
 @dataclass(frozen=True)
 class Grown:
-    """The most that stages hold in each pass, without what waits at their edges: [stage, tile].
-
-    ``early``: in recomputation before any backward, in stages that no other follows; ``left``: by
-    weight updates; ``waits``: as in `Own`.
-    """
+    """The most that stages hold in each pass, without what waits at their edges: [stage, tile]."""
 
     forward: np.ndarray
     again: np.ndarray
-    early: np.ndarray
+    early: np.ndarray  # in recomputation before any backward, in stages that no other follows
     backward: np.ndarray
     update: np.ndarray
-    left: np.ndarray
-    waits: bool
+    left: np.ndarray  # by weight updates
+    waits: bool  # as in `Own`
 
     def turns(self, edges: Edges) -> np.ndarray:
         """The peak of the backward, recomputation included: [stage, tile]."""
@@ -307,18 +299,13 @@ class Grown:
 
 @dataclass(frozen=True)
 class Edges:
-    """Bytes [stage, tile] that wait throughout a stage's forward, and throughout its backward.
+    """Bytes [stage, tile] that wait throughout a stage's forward, and throughout its backward."""
 
-    From other IPUs: ``arrived`` gradients, from the beginning; ``entered`` activations; ``copies``
-    of weights, until the backward's last read. For other IPUs: ``sent`` activations, from the
-    forward to the end; ``sent_back`` gradients, from the backward on.
-    """
-
-    arrived: np.ndarray
-    sent: np.ndarray
-    sent_back: np.ndarray
-    entered: np.ndarray
-    copies: np.ndarray
+    arrived: np.ndarray  # gradients from other IPUs, from the beginning
+    sent: np.ndarray  # activations for other IPUs, from the forward to the end
+    sent_back: np.ndarray  # gradients for other IPUs, from the backward on
+    entered: np.ndarray  # activations from other IPUs
+    copies: np.ndarray  # of weights from other IPUs, until the backward's last read
 
     @property
     def in_forward(self) -> np.ndarray:

@@ -14,15 +14,12 @@ from ipuscope.profiler.enums import Role
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """The Blocks that read a weight, the ids of its variables on all IPUs, its bytes by tile.
+    """A weight that several Blocks share; its copy ends in the last operator that reads it."""
 
-    ``ends``: IPU -> where its copy ends, within the operator that reads it last; none at home.
-    """
-
-    blocks: tuple[int, ...]
-    variables: np.ndarray
-    nbytes: np.ndarray
-    ends: Mapping[int, int] = field(default_factory=dict)
+    blocks: tuple[int, ...]  # that read it
+    variables: np.ndarray  # ids, on all IPUs
+    nbytes: np.ndarray  # by tile
+    ends: Mapping[int, int] = field(default_factory=dict)  # IPU -> its copy ends there
 
     @classmethod
     def all_of(cls, variables: Variables, ties: Ties | None) -> list[SharedWeight]:

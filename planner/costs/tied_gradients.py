@@ -27,18 +27,13 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class TiedGradients:
-    """One entry for each part of a gradient that is added by itself: int64[part].
+    """One entry for each part of a gradient that is added by itself: int64[part]."""
 
-    ``home``: the Block that has the weight; ``reader``: the one that makes the gradient;
-    ``tensor``: its id; ``cycles``: of its addition; ``added_by``: the Block that the profile counts
-    these to.
-    """
-
-    home: np.ndarray = field(default_factory=_none)
-    reader: np.ndarray = field(default_factory=_none)
-    tensor: np.ndarray = field(default_factory=_none)
-    cycles: np.ndarray = field(default_factory=_none)
-    added_by: np.ndarray = field(default_factory=_none)
+    home: np.ndarray = field(default_factory=_none)  # the Block that has the weight
+    reader: np.ndarray = field(default_factory=_none)  # the Block that makes the gradient
+    tensor: np.ndarray = field(default_factory=_none)  # id
+    cycles: np.ndarray = field(default_factory=_none)  # of its addition
+    added_by: np.ndarray = field(default_factory=_none)  # the Block that the profile counts it to
 
     def __len__(self) -> int:
         return len(self.home)

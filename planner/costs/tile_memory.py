@@ -99,15 +99,12 @@ def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that IPUs hold, int64[IPU, tile] each: always live by kind, and live while Blocks run.
+    """Bytes that IPUs hold, int64[IPU, tile] each."""
 
-    ``interleaved``: the most of the latter in region 1. ``residual``: as in `residuals`.
-    """
-
-    always: Mapping[str, np.ndarray]
-    running: np.ndarray
-    interleaved: np.ndarray
-    residual: np.ndarray
+    always: Mapping[str, np.ndarray]  # by kind
+    running: np.ndarray  # live while Blocks run
+    interleaved: np.ndarray  # the most of these in region 1
+    residual: np.ndarray  # what the profile holds beyond the estimate (`residuals`)
     region0_bytes: int
 
     @property

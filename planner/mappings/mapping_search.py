@@ -51,14 +51,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of the places of one compile.
-
-    ``open_rate``: samples a second that an unexamined split could reach; 0: none could win.
-    """
+    """The result of the places of one compile."""
 
     candidates: tuple[Candidate, ...] = ()
     failures: tuple[Failure, ...] = ()
-    open_rate: float = 0.0
+    open_rate: float = 0.0  # samples/s that an unexamined split could reach; 0: none could win
     looked_at: int = 0
 
 

@@ -29,34 +29,26 @@ ENTERS, RETURNS, TURNS, LEAVES, UPDATED = range(5)
 
 @dataclass(frozen=True)
 class Reads:
-    """Tensors of a micro-batch that a Block reads and another made, int64[read] each.
-
-    ``made_in``, ``read_in``: `FORWARD` or `BACKWARD`. ``keeper``: whose forward stores what a
-    backward reads.
-    """
+    """Tensors of a micro-batch that a Block reads and another made, int64[read] each."""
 
     tensor: np.ndarray
-    made_in: np.ndarray
+    made_in: np.ndarray  # `FORWARD` or `BACKWARD`
     maker: np.ndarray
-    read_in: np.ndarray
+    read_in: np.ndarray  # `FORWARD` or `BACKWARD`
     reader: np.ndarray
-    keeper: np.ndarray
+    keeper: np.ndarray  # the Block whose forward stores what a backward reads
     nbytes: np.ndarray
 
 
 @dataclass(frozen=True)
 class CodePieces:
-    """Code in pieces: int64[piece, tile], and which programs have each, bool[piece, program].
+    """Code in pieces, and which programs have each."""
 
-    ``vertices``, bool[type, program, tile]: where a type's vertices run, whose code is ``sizes``
-    bytes; ``others``, int64[IPU, tile]: what else the compiled IPUs have, with the stack.
-    """
-
-    code: np.ndarray
-    users: np.ndarray
-    vertices: np.ndarray
-    sizes: np.ndarray
-    others: np.ndarray
+    code: np.ndarray  # int64[piece, tile]
+    users: np.ndarray  # bool[piece, program]
+    vertices: np.ndarray  # bool[type, program, tile]: where a type's vertices run
+    sizes: np.ndarray  # bytes of the types' code
+    others: np.ndarray  # int64[IPU, tile]: what else the compiled IPUs have, with the stack
 
     def of(self, programs: set[int], ipu: int) -> np.ndarray:
         """Bytes on each tile of an IPU with these programs: int64[tile]."""
@@ -94,30 +86,27 @@ class BlockTiles:
 class PhasedCosts:
     """Costs of Blocks for one key, read off a compile with one Block a stage.
 
-    ``work``: cycles of a micro-batch on a Block, int64[direction, Block], without transfers;
-    ``again``: those that recompute. ``once``: int64[row, Block, column], what moves once for all
-    micro-batches: transfers, bytes that are whole, bytes of which each replica has a part, rounds
-    of exchanges between replicas and bytes gathered or scattered in them. ``in_parts``,
-    ``off_chip``: where optimiser state is, as the script says. ``update``: cycles of the update's
-    operators, int64[2, Block], on whole tensors and on parts, as if a replica had all.
-    ``stream_in``, ``stream_out``: with the host; ``outputs_once``: at the end of a weight update.
+    ``once``: int64[row, Block, column], what moves once for all micro-batches: transfers, bytes
+    that are whole, bytes of which each replica has a part, rounds of exchanges between replicas and
+    bytes gathered or scattered in them. ``update``: on whole tensors and on parts, as if a replica
+    had all.
     """
 
     key: Key
     names: tuple[str, ...]
     machine: MachineCosts
-    work: np.ndarray
-    again: np.ndarray
+    work: np.ndarray  # cycles of a micro-batch, int64[direction, Block], without transfers
+    again: np.ndarray  # those of it that recompute
     reads: Reads
     once: np.ndarray
-    update: np.ndarray
+    update: np.ndarray  # cycles of the update's operators: int64[2, Block]
     reduce: int
-    stream_in: np.ndarray
+    stream_in: np.ndarray  # with the host
     stream_out: np.ndarray
-    outputs_once: bool
+    outputs_once: bool  # at the end of a weight update
     tiles: BlockTiles
-    in_parts: bool
-    off_chip: bool
+    in_parts: bool  # optimiser state, as the script says
+    off_chip: bool  # optimiser state, as the script says
     exchange: float = 0.0
     flops: int = 0
     error: float = 0.0
@@ -158,15 +147,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class PhasedPrediction:
-    """What a cut costs: ``costs`` of stages and ``phases``, as the schedule takes them.
-
-    ``moved``: cycles of a micro-batch on all stages, by streaming memory and over links.
-    """
+    """What a cut costs: ``costs`` of stages and ``phases``, as the schedule takes them."""
 
     costs: schedule_types.Costs
     phases: Phases
     micro_batches: int
-    moved: tuple[int, int]
+    moved: tuple[int, int]  # by streaming memory and links: cycles of a micro-batch on all stages
 
     def schedule(self) -> schedule_types.Schedule:
         """The schedule of a weight update (of a device iteration in inference)."""

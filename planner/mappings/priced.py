@@ -21,18 +21,13 @@ RingsOf = Callable[[int, int, int], Rings]
 
 @dataclass(frozen=True)
 class Priced:
-    """The results of one compile.
-
-    ``exchange``: share of the Blocks' cycles that tiles exchange and meet; ``flops`` of a
-    micro-batch, forward and backward, on one shard; ``error``: share by which cycles are likely off
-    (`ipuscope.profiler.confidence`), 0: unknown.
-    """
+    """The results of one compile."""
 
     key: Key
     costs: Costs
-    exchange: float = 0.0
-    flops: int = 0
-    error: float = 0.0
+    exchange: float = 0.0  # share of the cycles in which Blocks run that tiles exchange and meet
+    flops: int = 0  # of a micro-batch, forward and backward, on one of its shards
+    error: float = 0.0  # share by which cycles are likely off (`profiler.confidence`); 0: unknown
 
 
 @dataclass(frozen=True)

@@ -31,16 +31,13 @@ FULL = np.iinfo(np.int64).max // 8
 class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``used`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
-    tile that uses region 1, where the stash fills the gap. ``stash``: of one micro-batch, over all
-    tiles. ``passing``: the bytes while IPUs exchange, with tied weights that only pass, if every
-    stage has its own IPU; 0 where none passes.
+    It holds max(``used`` + its part of the stash, ``gapped``).
     """
 
-    used: np.ndarray
-    passing: np.ndarray
-    gapped: np.ndarray
-    stash: np.ndarray
+    used: np.ndarray  # bytes on a tile
+    passing: np.ndarray  # while IPUs exchange, each with one stage, with tied weights passing; or 0
+    gapped: np.ndarray  # bytes on a tile that uses region 1, where the stash fills the gap
+    stash: np.ndarray  # of one micro-batch, over all tiles
     tiles: int
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
     exact: bool = True  # else ``used`` is an upper bound of itself

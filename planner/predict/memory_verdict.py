@@ -32,10 +32,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of an IPU: bytes on its fullest tile, gaps included, and what most of them are.
-
-    ``exact``: the profile holds exactly this. ``free`` is negative where the tile has too little.
-    """
+    """Of an IPU: bytes on its fullest tile, gaps included, and what most of them are."""
 
     ipu: int
     tile: int
@@ -43,7 +40,7 @@ class Verdict:
     limit: int
     largest: str
     largest_bytes: int
-    exact: bool = False
+    exact: bool = False  # the profile holds exactly this
 
     @property
     def free(self) -> int:

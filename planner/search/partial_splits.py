@@ -71,17 +71,12 @@ def least_update(
 
 @dataclass(frozen=True)
 class _Rest:
-    """Bounds on stages k and later, where they begin with a Block: int64[Block + 1] each.
+    """Bounds on stages k and later by their first Block: int64[Block + 1]; `INFINITE`: no split."""
 
-    ``slowest``: the least that the longest can be; ``link``: bytes of the busiest link; ``update``:
-    cycles of the longest weight update; ``behind``: the sum of the longest from each stage on.
-    `INFINITE` where no split goes on.
-    """
-
-    slowest: np.ndarray
-    link: np.ndarray
-    update: np.ndarray
-    behind: np.ndarray
+    slowest: np.ndarray  # the least that the longest of them can be
+    link: np.ndarray  # bytes of the busiest link
+    update: np.ndarray  # cycles of the longest weight update
+    behind: np.ndarray  # the sum over them of the longest from each on
 
     @classmethod
     def end(cls, blocks: int) -> _Rest:
@@ -93,23 +88,18 @@ class _Rest:
 
 @dataclass(frozen=True)
 class _Ways:
-    """Ways to split the first Blocks; arrays over ways.
-
-    ``forward``, ``backward``, ``both``, ``link``, ``update``: the most of a stage so far;
-    ``ramps``: least cycles of its stages in ramps. ``choice``: how its last stage saves memory;
-    ``before``: the row of the way without it.
-    """
+    """Ways to split the first Blocks; arrays over ways."""
 
     begin: np.ndarray  # the next Block
-    forward: np.ndarray
+    forward: np.ndarray  # the most of a stage so far, as the next four
     backward: np.ndarray
     both: np.ndarray
     link: np.ndarray
     update: np.ndarray
-    ramps: np.ndarray
+    ramps: np.ndarray  # the least cycles that its stages so far take in ramps
     bound: np.ndarray
-    choice: np.ndarray
-    before: np.ndarray
+    choice: np.ndarray  # how its last stage saves memory
+    before: np.ndarray  # the row of the way without that stage
 
     def where(self, rows: np.ndarray) -> _Ways:
         """Some of the ways."""
@@ -124,20 +114,15 @@ _WORST = ("forward", "backward", "both", "link", "update", "ramps")
 
 @dataclass(frozen=True)
 class _Stages:
-    """The ways to choose one stage, sorted by first Block; int64[way].
-
-    ``behind``: the Block after its last; ``choice``: the number of its way of saving memory;
-    ``forward``, ``backward``: cycles a micro-batch; ``link``: bytes over its IPU's busier link;
-    ``update``: cycles of its weight update.
-    """
+    """The ways to choose one stage, sorted by first Block; int64[way]."""
 
     first: np.ndarray
-    behind: np.ndarray
-    choice: np.ndarray
-    forward: np.ndarray
-    backward: np.ndarray
-    link: np.ndarray
-    update: np.ndarray
+    behind: np.ndarray  # the Block after its last one
+    choice: np.ndarray  # the number of its way of saving memory
+    forward: np.ndarray  # cycles a micro-batch
+    backward: np.ndarray  # cycles a micro-batch
+    link: np.ndarray  # bytes over its IPU's busier link
+    update: np.ndarray  # cycles of its weight update
 
     def where(self, rows: np.ndarray) -> _Stages:
         """Some of the ways."""

@@ -16,17 +16,12 @@ from ipuscope.profiler.timeline import closed_forms
 
 @dataclass(frozen=True)
 class PipelineWeights:
-    """How many pipeline cycles last as long as each kind of stage.
+    """How many pipeline cycles last as long as each kind of stage."""
 
-    ``main``: at least as the longest stage; ``behind``: as the longest from each stage on, but the
-    first; ``ahead``: as the longest forward and the longest backward up to each stage but the last;
-    ``each``: as syncs and copies.
-    """
-
-    main: int
-    behind: int
-    ahead: int
-    each: int
+    main: int  # at least as the longest stage
+    behind: int  # as the longest of a stage and those after it, for each but the first
+    ahead: int  # as the longest forward and the longest backward up to each stage but the last
+    each: int  # as syncs and copies
 
     @classmethod
     def of(cls, costs: Costs, ipus: Sequence[int]) -> PipelineWeights:

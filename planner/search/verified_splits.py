@@ -24,18 +24,13 @@ _ROUNDS = 3  # of moves of a cut by one Block, from the best split
 
 @dataclass(frozen=True)
 class Verified:
-    """A candidate and what its compile gave.
-
-    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of each IPU's
-    fullest tile; 0 and empty if it did not compile. ``problem`` says why, or that it does not fit.
-    ``rules``: the compiler's (`rules_differ`).
-    """
+    """A candidate and what its compile gave."""
 
     prediction: Prediction
-    cycles: int = 0
-    fullest: tuple[int, ...] = ()
-    problem: str = ""
-    rules: str = ""
+    cycles: int = 0  # a weight update (a device iteration in inference); 0 if it did not compile
+    fullest: tuple[int, ...] = ()  # bytes of each IPU's fullest tile; empty if it did not compile
+    problem: str = ""  # why it did not compile, or does not fit
+    rules: str = ""  # those of the compiler (`rules_differ`)
 
 
 def candidates(

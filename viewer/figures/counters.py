@@ -25,17 +25,13 @@ _HIGH, _BETWEEN = 0.24, 0.14  # of the figure: a counter, and the room for the n
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The slices of one IPU in time order, with the counters during each slice.
+    """The slices of one IPU in time order, with the counters during each slice."""
 
-    Times in cycles, as slices count them; ``live`` bytes; ``tiles`` at work times cycles, and bytes
-    ``sent``, as `counters.until` adds them up.
-    """
-
-    start: np.ndarray
+    start: np.ndarray  # cycles, as the slices count them
     end: np.ndarray
-    live: np.ndarray
-    tiles: np.ndarray
-    sent: np.ndarray
+    live: np.ndarray  # bytes
+    tiles: np.ndarray  # at work, times cycles
+    sent: np.ndarray  # bytes, as `counters.until` adds them up
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:

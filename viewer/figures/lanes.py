@@ -27,13 +27,10 @@ TASK, STRIP, BESIDE = ((-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10))  # where in a
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain of work that sets the length of what is shown, in time order without gaps.
-
-    int64, one entry per piece; times in cycles from the start of what is shown.
-    """
+    """The chain of work that sets the length of what is shown, in time order without gaps."""
 
     ipu: np.ndarray
-    start: np.ndarray
+    start: np.ndarray  # cycles from the start of what is shown
     end: np.ndarray
 
 
@@ -44,20 +41,15 @@ def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """IPUs drawn as one: the IPU that is drawn, and all members.
-
-    ``group``: the IPU by which a click opens or closes the lane; -1: none. ``shards`` IPUs share
-    each member's tensors and do the same: a ``stacked`` lane is of all of them and can be opened,
-    an opened one is of ``shard``.
-    """
+    """A group of IPUs drawn as one: the IPU that is drawn, and all members."""
 
     shown: int
     members: np.ndarray
-    group: int = -1
+    group: int = -1  # the IPU by which the lane is opened or closed again; -1 if it cannot be
     pinned: bool = False
-    shards: int = 1
-    shard: int = -1
-    stacked: bool = False
+    shards: int = 1  # IPUs that share the tensors of each member and do the same
+    shard: int = -1  # the one of them that an opened lane shows
+    stacked: bool = False  # it is of all shards, and can be opened
 
     @property
     def openable(self) -> bool:
@@ -84,15 +76,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Executed steps as rows of slices, a row of each of ``ipus``, in their order.
-
-    ``beside``: those of their I/O tiles, which lie over others; rows of the same IPUs.
-    """
+    """Executed steps as rows of slices, a row of each of ``ipus``, in their order."""
 
     steps: Executed
     ipus: tuple[int, ...]
     rows: Rows
-    beside: Rows
+    beside: Rows  # those of their I/O tiles, which lie over others; rows of the same IPUs
 
     @classmethod
     def of(cls, steps: Executed, ipus: Iterable[int]) -> StepRows:

@@ -18,16 +18,13 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The drawn pieces of one row; ``first``: position of its first slice, whose ``code`` it has.
-
-    ``count``: of slices.
-    """
+    """The drawn pieces of one row."""
 
     start: np.ndarray
     end: np.ndarray
-    code: np.ndarray
-    first: np.ndarray
-    count: np.ndarray
+    code: np.ndarray  # of its first slice
+    first: np.ndarray  # position in the row of its first slice
+    count: np.ndarray  # of slices
 
     def __len__(self) -> int:
         return len(self.start)
@@ -95,16 +92,13 @@ def _in_order(row: np.ndarray, start: np.ndarray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of slices, one after another: row r is ``[first[r], first[r + 1])``.
-
-    ``source``: the position of each slice in its frame.
-    """
+    """Rows of slices, one after another: row r is ``[first[r], first[r + 1])``."""
 
     first: np.ndarray
     start: np.ndarray
     end: np.ndarray
     code: np.ndarray
-    source: np.ndarray
+    source: np.ndarray  # the position of each slice in its frame
 
     @classmethod
     def make(

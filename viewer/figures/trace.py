@@ -64,22 +64,19 @@ _MODULE_COLOURS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows prepared for drawing; ``label``: index into ``labels`` of each slice, in frame order.
-
-    ``merged`` and ``finest``: of `Executed`, where short steps are merged.
-    """
+    """Rows prepared for drawing."""
 
     rows: Rows
     names: tuple[str, ...]  # of the rows
-    label: np.ndarray
+    label: np.ndarray  # of each slice in the frame order of ``rows``: an index into ``labels``
     labels: Labels
     step: np.ndarray  # program step id of each slice; -1 where it is none, or several
     origin: int
     end: int  # cycles that are shown
     ipu: np.ndarray  # of each row
     of_steps: np.ndarray  # whether a row has the steps of its IPU: what is summed up
-    merged: np.ndarray | None = None
-    finest: int = 0
+    merged: np.ndarray | None = None  # of `Executed`, where short steps are merged
+    finest: int = 0  # of `Executed`
 
     @property
     def counted(self) -> np.ndarray:
