@@ -1,7 +1,6 @@
 """What replicas exchange before a weight update, for any split and any number of replicas.
 
-A profile has the cycles of the number of replicas with which it was made. For other numbers, the
-bytes of each Block's gradients and the cost of a ring give the result.
+A profile has it for its own number of replicas; others follow from Blocks' bytes and a ring.
 """
 
 from __future__ import annotations
@@ -18,14 +17,10 @@ from ipuscope.profiler.report import Report
 
 @dataclass(frozen=True)
 class Rings:
-    """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
+    """The all-reduce of each IPU: ``base + rate x bytes`` cycles, rounded up (`ring_cycles`)."""
 
-    float64[IPU] each. They come from the code that knows the machine
-    (`ipu_exec.base.topology.ring_cycles`).
-    """
-
-    base: np.ndarray
-    rate: np.ndarray
+    base: np.ndarray  # float64[IPU]
+    rate: np.ndarray  # float64[IPU]
 
     def cycles(self, nbytes: np.ndarray) -> np.ndarray:
         """All-reduce cycles of IPUs (the last axis) with this many bytes; 0 for no bytes."""
@@ -44,8 +39,7 @@ class Rings:
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     """Bytes of each Block's weights that replicas reduce, on all tiles: int64[Block].
 
-    These are the accumulators; if a weight update has one micro-batch there are none, and it is the
-    gradients that the update reads.
+    These are the accumulators, or the gradients where an update has one micro-batch.
     """
     variables = report.columns_of(records.Variable)
     block, nbytes = variables["block"], variables["bytes"]

@@ -25,8 +25,8 @@ Index = int | np.ndarray
 class BlockCosts:
     """Blocks in the order of the model, and how the profile ran them. Units: cycles, bytes.
 
-    A stage that recomputes stashes what enters it and its checkpoints, one that does not what
-    enters it and what its Blocks save.
+    A stage stashes what enters it and, if it recomputes, its checkpoints, else what its Blocks
+    save.
     """
 
     names: tuple[str, ...]
@@ -62,19 +62,17 @@ class BlockCosts:
     # ... of Blocks that had one of their own
     block_proportions: tuple[tuple[str, float], ...] = ()
     usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
-    # bytes of each Block's gradients, and what other replicas than were profiled make of them:
-    # `rings` goes before `reduce`
+    # bytes of each Block's gradients; `rings`, for other numbers of replicas, goes before `reduce`
     gradients: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rings: Rings | None = None
-    # cycles that a weight update is longer on several IPUs, because they exchange what is made of
-    # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
+    # extra cycles of a weight update on several IPUs, which exchange what is made of all gradients
+    # (the norm that clips them) and wait for it; None: nothing is
     meeting: int | None = None
 
     # cycles of ``cycles.backward`` are counted with additions in the weights' Blocks
     tied_gradients: TiedGradients = field(default_factory=TiedGradients)
 
-    # cycles that state took in the profile beyond the estimate, on a Block of each IPU; empty where
-    # nothing is known
+    # cycles of state in the profile beyond the estimate, on a Block of each IPU; empty: unknown
     moves_beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def block_proportion(self, block: int) -> float:
@@ -89,9 +87,9 @@ class BlockCosts:
         return len(self.names)
 
     def reduces(self, of_ipus: np.ndarray) -> np.ndarray:
-        """Cycles in which replicas exchange gradients, and IPUs what is made of all of them.
+        """Cycles of the exchanges of replicas and of `meeting`: int64, IPUs along the last axis.
 
-        int64, of IPUs along the last axis. ``of_ipus``: the bytes of `gradients` on each.
+        ``of_ipus``: the bytes of `gradients` on each.
         """
         meeting = self.meeting_of(of_ipus.shape[-1])
         if self.rings is None:
@@ -112,10 +110,7 @@ class BlockCosts:
         return replace(self, machine=replace(self.machine, bytes_per_tile=nbytes))
 
     def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Cycles in which stages of Blocks ``first .. last`` fill their stash, and empty it.
-
-        Ints or arrays that broadcast.
-        """
+        """Cycles to fill, or empty, the stash of stages of Blocks ``first .. last``."""
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
         fitted = self.stash.cycles(*self._stash(first, last, recompute))
@@ -137,9 +132,8 @@ class BlockCosts:
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
         """The same for stages whose backward follows their forward at once.
 
-        That is the last stage of a pipeline, and every stage where there is no pipeline.
-
-        One stage of all Blocks is none: by default only pipelines recompute.
+        That is the last stage of a pipeline, and every stage without one. A stage of all Blocks is
+        none: by default only pipelines recompute.
         """
         again = self.cycles.again_final if self.recompute else np.zeros(len(self), dtype=np.int64)
         total = np.concatenate([[0], np.cumsum(again)])
@@ -166,18 +160,15 @@ class BlockCosts:
     def goes_back(self) -> np.ndarray:
         """Whether a stage that ends with each Block has a backward: bool[Block].
 
-        The first Blocks have none where nothing in them trains, as of a frozen feature extractor. A
-        stage of these alone stashes nothing, and runs nothing again.
+        It has none where nothing up to there trains, as in a frozen feature extractor: it stashes
+        nothing and recomputes nothing.
         """
         some: np.ndarray = np.maximum.accumulate(self.cycles.backward > 0)
         return some
 
     @cached_property
     def tied_bytes(self) -> np.ndarray:
-        """Bytes of each weight that Blocks share: int64[tie, tile].
-
-        Spread evenly where the profile does not say how it lies.
-        """
+        """Bytes of each tied weight: int64[tie, tile]; spread evenly if the layout is unknown."""
         ties = self.cuts.ties
         if len(self.memory.copies) == len(ties):
             return self.memory.copies
@@ -203,10 +194,10 @@ class BlockCosts:
 
     @cached_property
     def bytes_that_travel(self) -> np.ndarray:
-        """What a Block holds at most of weights that come to it, or of gradients that do.
+        """The most a Block holds of travelling weights: int64[`ties_alike`, Block, tile].
 
-        int64[`ties_alike`, Block, tile]: a weight and the gradient that it makes of it where it
-        reads another's, all the gradients where it has the weight.
+        Where it reads another's weight, the weight and the gradient that it makes of it; where it
+        has the weight, all the gradients.
         """
         carried, ties = self.memory.carried, self.cuts.ties.blocks
         most = np.zeros((len(self.ties_alike), len(self), self.machine.tiles), dtype=np.int64)

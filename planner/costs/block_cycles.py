@@ -20,10 +20,10 @@ _FOR_BOTH = ("host I/O", "global exchange")  # kinds of steps that bring a weigh
 class BlockCycles:
     """int64[Block], a micro-batch's but for ``update``.
 
-    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs
-    ``again_end``: what only the next stage needs is left out. The last stage runs ``again_final``
-    (nothing where there are no checkpoints). ``closed``, bool[Block]: what earlier Blocks save is
-    made again only after the Block's backward has run.
+    A stage that recomputes runs ``again`` of each Block but the last, of which it runs
+    ``again_end``: without what only the next stage needs. The last stage runs ``again_final``
+    (nothing without checkpoints). ``closed``, bool[Block]: what earlier Blocks save is made again
+    only after the Block's backward.
     """
 
     forward: np.ndarray
@@ -60,13 +60,10 @@ class BlockCycles:
 
 
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward cycles of each Block, int64[Block], from the steps on its ``stage``.
+    """Forward and backward cycles of each Block on its ``stage``, int64[Block], without the stash.
 
-    The stash is not in them: it is priced separately.
-
-    A weight from off the chip or the replicas comes once for recomputation and backward, whichever
-    begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
-    need not come).
+    A weight from off the chip or the replicas comes once for recomputation and backward: it is the
+    backward's (an estimate for a stage that would no longer recompute: biases then need not come).
     """
     block, where, cycles = map(report.steps_in_order, ("block", "stage", "spent"))
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
@@ -84,10 +81,7 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def recomputes(report: Report, pipelined_training: bool) -> bool:
-    """Whether stages run their forward again.
-
-    As profiled, or where there is one stage, as the options say of more.
-    """
+    """Whether stages run their forward again: as profiled, or for one stage, by the options."""
     if len(report.stages) == 1:
         return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
     return bool((report.stages["recompute_cycles"] > 0).any())
@@ -96,9 +90,9 @@ def recomputes(report: Report, pipelined_training: bool) -> bool:
 def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
     """``again``, ``again_end``, ``again_final`` and ``closed``, by name.
 
-    They are what the compiler wrote (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
-    without that, estimates: no checkpoints, and a mean over the profiled stages of what a stage
-    does not run again at its end.
+    As the compiler wrote them (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
+    without that, estimates: no checkpoints, and the profiled stages' mean of what a stage's end
+    leaves out.
     """
     names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
@@ -118,10 +112,7 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
-    """What the compiler recorded about recomputation, by name.
-
-    None where an imported profile does not have it, or where a stranger's makes no sense.
-    """
+    """What the compiler recorded of recomputation, by name; None: not there, or it is invalid."""
     said: Any = report.meta.get("recomputation")
     try:
         of_blocks = {

@@ -1,8 +1,7 @@
 """Bytes of each Block by tile: always, while it runs, between its forward and its backward.
 
-What a Block holds while it runs is read pass by pass (`passes`), and only of what it touches then:
-a tensor that merely waits on the IPU for another Block is told apart (`carried`), as it waits
-elsewhere, or not at all, in another split.
+What a Block holds while it runs is read pass by pass (`passes`), and only of what it touches: a
+tensor that waits for another Block (`carried`) waits elsewhere, or not at all, in another split.
 """
 
 from __future__ import annotations
@@ -43,16 +42,14 @@ class BlockMemory:
     """Bytes on each tile, int64[Block, tile]; numbers of tensors, int64[Block]."""
 
     always: np.ndarray  # whatever runs, without stash, optimiser state and ``code``
-    # While the Block runs, of what it touches: int64[`Pass`, Block, tile]. Of the
-    # backward without what its own forward has saved, as a stage may save otherwise.
+    # While the Block runs, of what it touches: int64[`Pass`, Block, tile]; the backward without
+    # what its own forward saved, as a stage may save otherwise.
     peak: np.ndarray
-    # ... with what was saved, as it comes and goes in stages that run a Block's forward again, or
-    # do not, as the profile did (``ran_again``, bool[Block])
+    # ... with what was saved, as in stages that recompute or do not, as profiled (``ran_again``)
     peak_of_backward: np.ndarray
     ran_again: np.ndarray
-    # by how much the backward's peak is more where weights that the Block shares with another come
-    # from another IPU, or their gradients go there or come; and bytes of these weights,
-    # int64[tie, tile]
+    # by how much the backward's peak grows where the Block's tied weights or their gradients travel
+    # between IPUs; and bytes of these weights, int64[tie, tile]
     peak_of_copies: np.ndarray
     copies: np.ndarray
     updating: np.ndarray  # that a Block's weight update leaves until the others' are through
@@ -65,19 +62,18 @@ class BlockMemory:
     state_weights: np.ndarray  # how many weights have any
     # of no Block, an IPU: stack, transfers' control code (the largest IPU's): int64[tile]
     shared: np.ndarray
-    # Code that Blocks share: an IPU has it once, whichever of them it runs. bool[piece, Block] and
-    # int64[piece, tile]
+    # Code that Blocks share, once an IPU: bool[piece, Block] and int64[piece, tile]
     code_users: np.ndarray = field(default_factory=_no_users)
     code: np.ndarray = field(default_factory=_no_code)
-    # What each IPU of the profile held beyond what all this says of it, int64[IPU, tile] (empty:
-    # unknown), and which of these ran each Block, int64[Block]
+    # What each IPU of the profile held beyond these estimates, int64[IPU, tile] (empty: unknown),
+    # and which of them ran each Block, int64[Block]
     residual: np.ndarray = field(default_factory=_no_code)
     residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # the same without copies of tied weights on their way; empty if none travels
     residual_at_home: np.ndarray = field(default_factory=_no_code)
     carried: Carried = field(default_factory=Carried)
-    # the backward's peak if the stage ran the Block's forward again just before: all that is saved
-    # is there until its last use. int64[Block, tile]; empty: unknown
+    # the backward's peak right after a recomputed forward, with all that is saved live until its
+    # last use: int64[Block, tile]; empty: unknown
     peak_if_again: np.ndarray = field(default_factory=_no_code)
 
     @cached_property
@@ -190,10 +186,7 @@ def _carried(
 
 
 def _states(variables: Variables, blocks: int) -> dict[str, np.ndarray]:
-    """``state``, ``state_once`` and ``state_weights``.
-
-    State off the chip has no Block of its own: that of its weight counts.
-    """
+    """``state``, ``state_once`` and ``state_weights``; off-chip state is of its weight's Block."""
     states = variables.where(variables.role == Role.OPTIMISER_STATE)
     key = _pairs(states.ipu, states.tensor)
     states = states.where(np.sort(np.unique(key, return_index=True)[1]))
@@ -266,8 +259,8 @@ def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[st
     block_variables = rest.where(of_block)
     always = block_variables.bytes_by(block_variables.block, blocks)
     shared = of_ipu.bytes_by(of_ipu.ipu, report.target.ipus_per_replica)
-    # Calls of code are the Blocks' that make them, but where there are more than an IPU has, as in
-    # a stranger's profile.
+    # Calls of code are the calling Blocks', except where a stranger's profile has more than an IPU
+    # has.
     if blocks and (np.bincount(ipu_of, calls, len(shared)) <= shared.min(axis=1)).all():
         np.subtract.at(shared, ipu_of, calls[:, None])
         always += calls[:, None]
@@ -298,11 +291,9 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
 def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
     """Code that Blocks call and share, from the compiler (`compiler.memory.tile_memory.Code`).
 
-    Bytes of calls on each tile, int64[Block]; and the code that Blocks have in common: which
-    Blocks, the ids of its variables, and those of the same code on further IPUs.
-
-    An imported profile has neither, and a stranger's may have invalid entries: code then belongs
-    to the Block that ran it first.
+    Bytes of calls on each tile, int64[Block]; and shared code: its Blocks, the ids of its
+    variables, and those of the same code on further IPUs. If an imported profile has neither, or a
+    stranger's is invalid, code belongs to the Block that ran it first.
     """
     nothing = np.zeros(blocks, dtype=np.int64)
     variables = report.columns_of(records.Variable)
@@ -332,10 +323,9 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
 def _saved(
     report: Report, variables: Variables, steps: Steps, stage: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which variables hold what a Block's forward leaves for its backward, and which to count.
+    """Which variables a forward leaves for its backward, and which to count: bool[variable].
 
-    Both are bool[variable]. A tensor that is stashed or recomputed exists twice: in the forward and
-    before the backward.
+    A tensor that is stashed or recomputed exists twice: in the forward and before the backward.
     """
     activations = _made_by_own_forward(report, variables, stage)
     end = steps.at(variables.ipu[activations], variables.stop[activations] - 1)

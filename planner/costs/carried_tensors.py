@@ -1,9 +1,9 @@
 """Tensors that Blocks hand on, and where they wait, stage by stage.
 
-A tensor that one Block makes and others use is live on a stage from where it is made, or from the
-beginning of the IPU's turn if it comes from another IPU, until its last use there, or until the end
-of the turn if another IPU gets it. What Blocks touch themselves is in their own peaks
-(`ipuscope.planner.costs.block_memory`); this module counts what waits while others run.
+On a stage a tensor is live from where it is made, or from the beginning of the IPU's turn if it
+comes from another IPU, until its last use there, or until the end of the turn if another IPU gets
+it. This module counts what waits while other Blocks run; what Blocks touch is in their own peaks
+(`ipuscope.planner.costs.block_memory`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Carried:
     """Arrays over tensors: the Block that makes it, int64; ``back``: in its backward, bool.
 
     ``touched``, bool[tensor, Block], in the same direction, with the maker; ``nbytes``,
-    int64[tensor, tile]; ``tied``, bool[tensor]: gradients of tied weights, which go nowhere where
-    the Block that makes them is on the weight's IPU.
+    int64[tensor, tile]; ``tied``, bool[tensor]: gradients of tied weights, which stay where they
+    are made on the weight's IPU.
     """
 
     maker: np.ndarray = field(default_factory=_none)
@@ -55,10 +55,7 @@ class Carried:
         blocks: int,
         tied: TiedGradients | None = None,
     ) -> Carried:
-        """``used``: tensor, direction and Block of every use by an operator.
-
-        What is ``tied`` goes to the Block that has the weight, also where the profile did not.
-        """
+        """``used``: tensor, direction and Block of every use; ``tied`` go to the weight's Block."""
         if tied is not None and len(tied):
             goes = tied.tensor, np.full(len(tied), Direction.BACKWARD), tied.home
             used = tuple(np.concatenate(pair) for pair in zip(used, goes, strict=True))  # type: ignore[assignment]
@@ -84,10 +81,7 @@ class Carried:
         return cls(np.where(back, last, first), back, touched, nbytes, is_tied)
 
     def skips(self, ties: Ties) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
-        """The activations, and the gradients, that Blocks beyond the next one read.
-
-        Without the gradients of tied weights, which cross the cuts that the weights cross.
-        """
+        """Activations and gradients, tied weights' not, that Blocks beyond the next one read."""
         ways: tuple[list[Shared], list[Shared]] = ([], [])
         tied = [*zip(map(set, ties.blocks), ties.nbytes, strict=True)]
         for row in np.flatnonzero(~self.direct & ~self.is_tied).tolist():
@@ -121,10 +115,7 @@ class Carried:
 
     @cached_property
     def over_each_cut(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of tensors that go only from a Block to the next one, forward and backward.
-
-        int64[Block, tile] each, by the first of the two Blocks.
-        """
+        """Bytes handed only to the next Block, forward and back: int64[first Block, tile]."""
         totals = np.zeros((2, self.touched.shape[1], self.nbytes.shape[1]), dtype=np.int64)
         direct = self.direct
         np.add.at(

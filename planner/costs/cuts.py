@@ -17,10 +17,7 @@ from ipuscope.profiler.report import Report
 
 @dataclass(frozen=True)
 class Ties:
-    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight.
-
-    ``tensors``: their ids in the profile.
-    """
+    """Weights that several Blocks read: names, Blocks, bytes; ``tensors``: ids in the profile."""
 
     names: tuple[str, ...] = ()
     blocks: tuple[tuple[int, ...], ...] = ()
@@ -76,18 +73,15 @@ class Ties:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a Block has and Blocks beyond the next one read: ``blocks``, away from the first.
+    """What a Block has and Blocks beyond the next one read."""
 
-    ``nbytes`` cross every cut up to the last reader that is on another IPU.
-    """
-
-    blocks: tuple[int, ...]
-    nbytes: int
+    blocks: tuple[int, ...]  # away from the first
+    nbytes: int  # cross every cut up to the last reader that is on another IPU
 
     def spared(self, starts: Sequence[int], ipus: Sequence[int]) -> slice:
         """The cuts, by the Block before them, that need not be crossed, for stages from ``starts``.
 
-        Those behind which all readers are on the IPU that has it, or in a stage that received it.
+        Behind these, all readers are on the IPU that has it, or in a stage that received it.
         """
         home, *readers = self.blocks
         own = ipus[bisect_right(starts, home) - 1]
@@ -103,32 +97,21 @@ class Shared:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
-
-    They are those of Blocks that each have an IPU of their own. ``skips``: `Shared` activations
-    and gradients.
-    """
+    """Bytes a micro-batch over a cut behind each Block, if each has its own IPU: int64[Block]."""
 
     ahead: np.ndarray
     back: np.ndarray
     ties: Ties = Ties()
-    skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())
+    skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())  # activations, gradients
 
     @cached_property
     def shared(self) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
-        """All that goes further than to the next Block, forward and back.
-
-        A tied weight's gradient comes back over the cuts that the weight crosses.
-        """
+        """All that goes beyond the next Block; tied gradients return over their weight's cuts."""
         ties = tuple(map(Shared, self.ties.blocks, self.ties.nbytes))
         return ties + self.skips[0], ties + self.skips[1]
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and backward over a cut after each Block, for stages from ``starts``.
-
-        Excludes what need not travel because the Block that reads it is on the IPU that has it, or
-        in a stage that has already received it.
-        """
+        """Bytes over a cut after each Block, forward and back, but for those that are `spared`."""
         ahead, back = self.ahead, self.back
         if len(set(ipus)) == len(ipus):
             return ahead, back

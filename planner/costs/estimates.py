@@ -4,14 +4,11 @@ Estimates from a profile alone, by rules that hold for any model (docs/advice.md
 they are off by):
 
 - What starting a vertex takes stays, by its formula (`ipuscope.planner.costs.vertex_costs`); of
-vertices
-  that have none, and of exchanges, it is what the shortest steps of the profile take.
+  vertices without one, and of exchanges, it is what the profile's shortest steps take.
 - In float16 half as many bytes move, and vertices take as many cycles an element as their formulas
-  say. Partial sums of products and reductions stay float32, and so do accumulators, optimiser state
-  and the update. What is so small that it leaves most tiles idle is on fewer tiles then, not
-  quicker on each.
-- Tiles that have nothing to do in a step take what more samples bring first; what goes to few tiles
-  has theirs.
+  say. Partial sums of products and reductions, accumulators, optimiser state and the update stay
+  float32. What is so small that most tiles idle is on fewer tiles then, not quicker on each.
+- Tiles that idle in a step take what more samples bring first; what goes to few tiles has theirs.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
   temporaries that hold them. What is the size of a weight does not grow.
@@ -50,20 +47,15 @@ _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMP
 
 @dataclass(frozen=True)
 class Steps:
-    """Operators' steps of a profile: one entry a step.
-
-    ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
-    work in it; ``growth``: how it grows, of `GROWTHS`; ``in_half``: times as many ``beyond`` in
-    float16.
-    """
+    """Operators' steps of a profile, one entry each."""
 
     block: np.ndarray
     direction: np.ndarray
-    fixed: np.ndarray
-    beyond: np.ndarray
-    busy: np.ndarray
-    growth: np.ndarray
-    in_half: np.ndarray
+    fixed: np.ndarray  # cycles that stay
+    beyond: np.ndarray  # cycles that grow with the work
+    busy: np.ndarray  # share of the tiles that work in it
+    growth: np.ndarray  # how it grows, of `GROWTHS`
+    in_half: np.ndarray  # times as many ``beyond`` in float16
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -73,13 +65,10 @@ STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a profile grows with samples and shrinks in half precision: `estimated` takes it.
-
-    ``variables``: `variables_alike` of the report. Phases never ask for ``steps`` and ``held``.
-    """
+    """What grows with samples and shrinks in half precision; phases need no `steps` and `held`."""
 
     report: Report
-    variables: pd.DataFrame
+    variables: pd.DataFrame  # `variables_alike` of the report
 
     @cached_property
     def steps(self) -> Steps:
@@ -177,12 +166,9 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
 
 @dataclass(frozen=True)
 class _Order:
-    """Which compute steps come before and after steps, of the same operator; -1: none.
+    """Which compute steps of the same operator come before and after steps; -1: none."""
 
-    ``before`` has an exchange between: of a compute step, the one whose results were sent to it.
-    """
-
-    before: np.ndarray
+    before: np.ndarray  # behind an exchange: of a compute step, the one that sent its results to it
     after: np.ndarray
     exchange: np.ndarray
 
@@ -262,9 +248,9 @@ def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
 
 
 def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """`variables_alike` with what each grows with, and the bytes that halve in float16.
+    """`variables_alike` with ``grows`` ("weights", "samples", "products", "rest") and ``single``.
 
-    ``grows`` ("weights", "samples", "products", "rest") and ``single``.
+    ``grows``: with what; ``single``: the bytes that halve in float16.
     """
     role = variables["role"]
     product_ops = report.ops.index[is_product(report.ops["aten"])]
@@ -281,10 +267,7 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
 
 
 def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve.
-
-    Without optimiser state, which costs have by itself.
-    """
+    """Bytes by ``block, always_live, grows``, and ``single``, which halve; no optimiser state."""
     rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
 
@@ -307,10 +290,7 @@ def _host_dtypes(report: Report) -> dict[str, float]:
 
 
 def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Costs:
-    """Costs with Blocks in float16 (``half``) and micro-batches ``samples`` times larger.
-
-    The costs are returned unchanged if neither is requested.
-    """
+    """Costs with Blocks in float16 (``half``) and micro-batches ``samples`` times larger."""
     if not half and samples == 1:
         return costs
     rate = 0.5 if half else 1.0
@@ -424,9 +404,9 @@ def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: boo
 
 
 def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
-    """Bytes that cross a cut; tied weights that travel keep their size whatever the samples.
+    """Bytes over a cut, activations and gradients times ``moved``, weights times ``rate``.
 
-    ``moved``: times as many bytes of activations and gradients; ``rate``: of weights.
+    Tied weights that travel keep their size whatever the samples.
     """
     tied = np.zeros_like(cuts.ahead)
     for (home, *readers), nbytes in zip(cuts.ties.blocks, cuts.ties.nbytes, strict=True):

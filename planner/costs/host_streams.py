@@ -21,19 +21,15 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class HostStreams:
-    """Cycles of host transfers, int64[Block].
-
-    Besides these each stage that has input pays ``latency``, and each that has output. ``load`` and
-    ``unload`` go over I/O tiles.
-    """
+    """Cycles of host transfers, int64[Block]; stages with input, or output, pay ``latency`` too."""
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
     stream_in: np.ndarray
     stream_out: np.ndarray
     out_once: bool  # outputs leave once, at the end
     latency: int = 0  # cycles
-    load: np.ndarray = field(default_factory=_none)
-    unload: np.ndarray = field(default_factory=_none)
+    load: np.ndarray = field(default_factory=_none)  # over I/O tiles
+    unload: np.ndarray = field(default_factory=_none)  # over I/O tiles
     # ... from one device iteration into the next (`schedule_types.Costs`)
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
@@ -80,8 +76,8 @@ def _on_blocks(
 ) -> np.ndarray:
     """A stage's host cycles on its Blocks, by ``weight``, without the latency.
 
-    They are the first Block's where nothing weighs. What weighs anything has a cycle at the least:
-    its stage has a transfer.
+    The first Block has them where nothing weighs. What weighs anything has at least one cycle: its
+    stage has a transfer.
     """
     cycles_of = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in measured.items():
@@ -99,10 +95,7 @@ def _on_blocks(
 
 
 def _outputs_once(report: Report) -> bool:
-    """Whether outputs leave once, at the end, rather than in every pipeline cycle.
-
-    As it ran, or as the mode says.
-    """
+    """Whether outputs leave once, at the end, not each pipeline cycle: as it ran or by the mode."""
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
         out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]

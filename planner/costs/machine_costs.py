@@ -83,10 +83,7 @@ class MachineCosts:
         )
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between the IPUs of two stages of a replica.
-
-        The rate is lower between boards, and lower again between racks.
-        """
+        """Bytes a cycle, one way, between two stages' IPUs: less over boards, least over racks."""
         a, b = a * self.shards, b * self.shards
         if a // self.ipus_per_rack != b // self.ipus_per_rack:
             return self.rack_link_bytes_per_cycle
@@ -104,9 +101,9 @@ class MachineCosts:
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int
     ) -> np.ndarray | float:
-        """Cycles of a weight update to bring an IPU's optimiser state on chip and return it.
+        """Cycles of a weight update to bring optimiser state from streaming memory and return it.
 
-        It is in streaming memory. There is one transfer each way for each of this many weights.
+        One transfer each way for each of so many weights.
         """
         steps = 2 * self.stream_step * weights
         return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

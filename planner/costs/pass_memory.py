@@ -1,6 +1,6 @@
 """What the tiles hold while a Block's passes run, counting only what these passes touch.
 
-Passes with the same contents step by step, such as those of equal layers, are computed once.
+Passes with equal contents step by step, such as those of equal layers, are computed once.
 """
 
 from __future__ import annotations
@@ -51,18 +51,14 @@ class PassMemory:
 
 @dataclass(frozen=True)
 class Touched:
-    """The variables that are not always live, and the passes that touch them.
-
-    ``saved``, bool[variable]: left by a forward for its backward. ``by``: rows of the variables
-    that each pass touches; ``uses``: operators, and ids of variables.
-    """
+    """The variables that are not always live, and the passes that touch them."""
 
     variables: Variables
-    saved: np.ndarray
+    saved: np.ndarray  # bool[variable]: left by a forward for its backward
     steps: Steps
     passes: Passes
-    by: dict[int, np.ndarray]
-    uses: tuple[np.ndarray, np.ndarray]
+    by: dict[int, np.ndarray]  # rows of the variables that each pass touches
+    uses: tuple[np.ndarray, np.ndarray]  # operators, and ids of variables
     shared_weights: Sequence[SharedWeight]
     tied: TiedGradients = field(default_factory=TiedGradients)
     _peaks: dict[bytes, _Peak] = field(default_factory=dict, repr=False)
@@ -74,10 +70,7 @@ class Touched:
         arrived: Sequence[_Arrived] = (),
         there: np.ndarray | None = None,
     ) -> _Peak:
-        """The peak of live bytes of these variables on each tile, arrivals included.
-
-        ``there``, bool[row]: live from the first spot on.
-        """
+        """Peak live bytes by tile, with arrivals; ``there``, bool[row]: from the first spot on."""
         first = int(spots[0])
         offset = self.steps.begin[self.steps.ipu[first]]
         start = self.variables.start[rows] + offset - first
@@ -136,10 +129,10 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
 def _more_with_copies(
     touched: Touched, block: int, rows: np.ndarray, spots: np.ndarray, without: np.ndarray
 ) -> np.ndarray:
-    """Extra bytes of a Block's backward where a weight that it shares is on another IPU.
+    """Extra bytes of a Block's backward where a tied weight is on another IPU: int64[tile].
 
     The weight, until it is last read; the gradients that the Block makes of it, to its end; and
-    those that come to the Block that has it, until they are added. int64[tile]
+    those that come to the Block that has it, until they are added.
     """
     ops, variables = touched.uses
     arrived = []
@@ -217,8 +210,7 @@ def _with_arrived(
 def _most_live(here: _Lives, vectors: np.ndarray, spots: np.ndarray) -> _Peak:
     """The peak of live bytes on each tile at ``spots``, and of those in region 1.
 
-    Other Blocks run between this Block's forward and backward; what only they hold is not part of
-    its peak.
+    What only other Blocks hold, between this one's forward and backward, is not in it.
     """
     start, stop, vector, region1 = here
     used = _most_at(start, stop, vector, vectors, spots)

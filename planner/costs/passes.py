@@ -1,7 +1,6 @@
-"""The Block to which each step of the program belongs, and the variables of each Block's passes.
+"""The Block of each program step, and the variables of each Block's passes.
 
-A Block runs in up to four passes of a program: its forward, its recomputed forward, its backward
-and its weight update.
+A Block has up to four passes: forward, recomputed forward, backward and weight update.
 """
 
 from __future__ import annotations
@@ -35,21 +34,17 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Passes:
-    """The number of each step's pass (-1: none), int64[step].
+    """The number of each step's pass, and how many Blocks there are."""
 
-    Pass p of Block b has the number ``p * blocks + b``, and runs on one IPU.
-    """
-
-    at: np.ndarray
+    at: np.ndarray  # int64[step]: ``p * blocks + b`` for pass p of Block b, on one IPU; -1: none
     blocks: int
 
     @classmethod
     def of(cls, steps: Steps, ipu_of: np.ndarray) -> Passes:
         """``ipu_of``: the IPU of each Block.
 
-        A step that belongs to none of its IPU's Blocks is counted with the preceding one of its
-        direction; a tensor that is restored from its stash with the following one, for which it is
-        restored.
+        A step of none of its IPU's Blocks counts with the preceding one of its direction; a tensor
+        from its stash with the following one, for which it is restored.
         """
         blocks = len(ipu_of)
         restored = steps.purpose == Purpose.RESTORE
@@ -89,10 +84,10 @@ def touches(
 ) -> dict[int, np.ndarray]:
     """For each pass, the rows of ``living`` that it touches while they are live, ascending.
 
-    ``uses``: operators, and the ids of variables that each uses. A variable that no operator names
-    counts as touched where it begins and where it ends, since a variable overwritten in place ends
-    where its last operator begins. An output that waits for the host counts in its Block's backward
-    too, which runs meanwhile.
+    ``uses``: operators, and the ids of variables that each uses. A variable without operators
+    counts as touched where it begins and ends (one overwritten in place ends where its last
+    operator begins); an output that waits for the host also in its Block's backward, which runs
+    meanwhile.
     """
     by_operators = _by_operators(passes, steps, living, uses)
     at_edges = [

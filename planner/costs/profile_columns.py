@@ -70,10 +70,7 @@ class Variables:
         return rows_of(self.id, ids)
 
     def bytes_by(self, group: np.ndarray, count: int) -> np.ndarray:
-        """Bytes on each tile of the variables of each group: int64[group, tile].
-
-        Groups with the same contents, such as equal layers, are summed once.
-        """
+        """Bytes by tile of groups' variables: int64[group, tile]; equal groups are summed once."""
         order = np.lexsort((self.vector, group))
         vector = self.vector[order]
         edges = np.searchsorted(group[order], np.arange(count + 1))
@@ -90,10 +87,7 @@ class Variables:
 
 @dataclass(frozen=True)
 class Steps:
-    """An entry a program step, by IPU and position; ``begin``: the first of each IPU and the end.
-
-    ``name`` and the like are as in `Report.program_steps`.
-    """
+    """Program steps by IPU and position; ``begin``: each IPU's first, then the end."""
 
     ipu: np.ndarray
     op: np.ndarray

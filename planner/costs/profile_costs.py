@@ -35,17 +35,13 @@ class Costs(BlockCosts):
     def from_report(cls, report: Report) -> Costs:
         """Costs from a profile, read once.
 
-        Raises ValueError if it has no Blocks, or was made with phased execution, where there is
-        nothing to move.
+        ValueError if it has no Blocks, or ran in phases, where there is nothing to move.
         """
         return report.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod
     def of_phases(cls, report: Report) -> Costs:
-        """Costs from a profile of phased execution, whose stages are not moved.
-
-        What its tiles hold is not in them: how stages share an IPU is not predicted.
-        """
+        """Costs of phased execution, whose stages are not moved; without what its tiles hold."""
         return report.once("costs of phases", lambda: cls._read_blocks(report, tiles=False))
 
     @classmethod
@@ -167,10 +163,7 @@ class Costs(BlockCosts):
         return replace(self, memory=replace(self.memory, residual=at_home))
 
     def _without_moves(self, report: Report) -> Costs:
-        """Updates without `moves`.
-
-        State that moves together with its weight or accumulator is in the operators' cycles too.
-        """
+        """Updates without `moves`; state that moves with its weight or accumulator stays in."""
         op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
         update = report.steps_with("direction", Direction.UPDATE)
         moving = update & report.steps_with("purpose", *_REMOTE)
@@ -181,10 +174,7 @@ class Costs(BlockCosts):
         return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
 
     def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
-        """What state took beyond these estimates, on that Block of each IPU which moves most.
-
-        ``spent``: cycles of each IPU; ``estimated``: of each Block.
-        """
+        """Cycles ``spent``[IPU] beyond ``estimated``[Block], on the Block that moves most."""
         beyond = np.zeros(len(self), dtype=np.int64)
         if not self._in_order():
             return beyond
@@ -224,10 +214,9 @@ def pipelined(report: Report) -> bool:
 
 
 def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
-    """How each stage saved memory, by the script's options or by a placement file.
+    """How each stage saved memory, by the script's options or a placement file.
 
-    Empty for an imported profile, which does not record it, and for one whose record makes no
-    sense.
+    Empty where an imported profile does not record it, or its record is invalid.
     """
     said: Any = report.meta.get("choices")
     try:
@@ -263,8 +252,8 @@ def _meeting(
 ) -> tuple[int | None, np.ndarray | int]:
     """The cycles of `BlockCosts.meeting`, and those of it in each Block's update.
 
-    Only where an operator joins numbers of several weights, as clipping by the norm of all does. On
-    one IPU nothing is exchanged: there it is what the links would take.
+    Only where an operator joins numbers of several weights, as clipping by the norm of all does.
+    One IPU exchanges nothing: there it is what the links would take.
     """
     ops = report.columns_of(records.Op)
     joins = [name for name in ops.coded("aten")[1].tolist() if name.startswith("aten.stack.")]

@@ -1,9 +1,8 @@
 """Bytes on an IPU's tiles while its Blocks run, in addition to what is always live.
 
 Stages grow Block by block: for many first Blocks at once, `Growing` tracks the most that their
-stages have held in each pass so far. A tensor that waits while other Blocks run is assumed to wait
-for all of those for which it may wait (an estimate that is never too low; most tensors go from one
-Block to the next).
+stages have held in each pass. A waiting tensor is assumed to wait for all Blocks for which it may
+(an estimate, never too low; most tensors go from one Block to the next).
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ from ipuscope.planner.costs.memory_choice import Choice
 
 @dataclass(frozen=True)
 class Own:
-    """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward.
-
-    ``again``, bool[Block]: its forward is recomputed. ``waits``: other micro-batches run between
-    its forward and backward, so saved tensors are stashed.
-    """
+    """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward."""
 
     forward: np.ndarray
     again: np.ndarray
     backward: np.ndarray
     update: np.ndarray
-    runs_again: np.ndarray
-    waits: bool
+    runs_again: np.ndarray  # bool[Block]: its forward is recomputed
+    waits: bool  # other micro-batches run before its backward: saved tensors are stashed
     begin: int  # the first Block of these arrays, but for ``runs_again``, which has all
 
     @classmethod
@@ -78,10 +73,7 @@ def _chosen(rows: np.ndarray, these: np.ndarray, others: np.ndarray) -> np.ndarr
 
 
 class Growing:
-    """Stages that begin with the Blocks ``first`` and grow Block by Block, all with equally many.
-
-    Arrays are [stage, tile].
-    """
+    """Stages from ``first`` that grow Block by Block, all equally long; arrays: [stage, tile]."""
 
     def __init__(
         self,
@@ -91,10 +83,7 @@ class Growing:
         here: np.ndarray | None = None,
         last: np.ndarray | None = None,
     ) -> None:
-        """``here``, bool[Block]: those that run on the IPU, if a stage is not all of them.
-
-        ``last``: the Block with which each will end, where that is known.
-        """
+        """``here``, bool[Block]: those on the IPU, if more; ``last``: Block of each, if known."""
         kind = own.forward.dtype
         self.costs, self.own, self.first, self.here = costs, own, first, here
         self.last = last
@@ -259,10 +248,7 @@ class Growing:
         return sums_of(which[used], self.tensors.nbytes[some[used]])
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """Add the weights that come from another IPU, for the newest Blocks or earlier ones.
-
-        And, for the Block that has a weight, the gradients of it that come from another IPU.
-        """
+        """Add weights from another IPU for the newest or earlier Blocks, and gradients to them."""
         first, costs = self.first[: len(block)], self.costs
         away, before = _away(costs, first, self.here), costs.cuts.ties.reads_before(len(costs))
         reads = away & (before[:, block + 1] > before[:, block])
@@ -294,19 +280,15 @@ class Growing:
 
 @dataclass(frozen=True)
 class Grown:
-    """The most that stages hold in each pass, without what waits at their edges: [stage, tile].
-
-    ``early``: in recomputation before any backward, in stages that no other follows; ``left``: by
-    weight updates; ``waits``: as in `Own`.
-    """
+    """The most that stages hold in each pass, without what waits at their edges: [stage, tile]."""
 
     forward: np.ndarray
     again: np.ndarray
-    early: np.ndarray
+    early: np.ndarray  # in recomputation before any backward, in stages that no other follows
     backward: np.ndarray
     update: np.ndarray
-    left: np.ndarray
-    waits: bool
+    left: np.ndarray  # by weight updates
+    waits: bool  # as in `Own`
 
     def turns(self, edges: Edges) -> np.ndarray:
         """The peak of the backward, recomputation included: [stage, tile]."""
@@ -317,19 +299,13 @@ class Grown:
 
 @dataclass(frozen=True)
 class Edges:
-    """Bytes [stage, tile] that wait throughout a stage's forward, and throughout its backward.
+    """Bytes [stage, tile] that wait throughout a stage's forward, and throughout its backward."""
 
-    ``arrived``: gradients from other IPUs, held from the beginning; ``sent``: activations for other
-    IPUs, held from the forward to the end; ``sent_back``: gradients for other IPUs, from the
-    backward on; ``entered``: activations from other IPUs; ``copies``: weights from other IPUs, held
-    until the backward reads them for the last time.
-    """
-
-    arrived: np.ndarray
-    sent: np.ndarray
-    sent_back: np.ndarray
-    entered: np.ndarray
-    copies: np.ndarray
+    arrived: np.ndarray  # gradients from other IPUs, from the beginning
+    sent: np.ndarray  # activations for other IPUs, from the forward to the end
+    sent_back: np.ndarray  # gradients for other IPUs, from the backward on
+    entered: np.ndarray  # activations from other IPUs
+    copies: np.ndarray  # of weights from other IPUs, until the backward's last read
 
     @property
     def in_forward(self) -> np.ndarray:
@@ -387,10 +363,7 @@ def _copies(
 
 
 def _away(costs: BlockCosts, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
-    """Whether each tied weight is on another IPU than these stages: bool[tie, stage].
-
-    The stages begin after the Block that has it.
-    """
+    """Whether weights are on another IPU than stages behind their home: bool[tie, stage]."""
     homes = np.array([home for home, *_ in costs.cuts.ties.blocks])[:, None]
     there: np.ndarray = first > homes
     return there if here is None else there & ~here[homes]
@@ -399,10 +372,7 @@ def _away(costs: BlockCosts, first: np.ndarray, here: np.ndarray | None) -> np.n
 def _lands(
     costs: BlockCosts, block: np.ndarray, here: np.ndarray | None, last: np.ndarray | None
 ) -> np.ndarray:
-    """Whether gradients of the weights that Blocks have come from another IPU: bool[tie, Block].
-
-    ``last``: the last Blocks of their stages, where they are known.
-    """
+    """Whether gradients of weights come from another IPU, bool[tie, Block]; ``last`` if known."""
     ties = costs.cuts.ties.blocks
     homes = np.array([home for home, *_ in ties])[:, None]
     sent = np.ones((len(ties), 1), dtype=bool)
@@ -416,9 +386,8 @@ def _lands(
 def _most_of_copies(costs: BlockCosts, block: np.ndarray, travels: np.ndarray) -> np.ndarray:
     """By how much the backward's peak is more for weights that travel: int64[Block, tile].
 
-    ``travels``, bool[tie, Block]: a copy of the weight comes to the Block, or gradients to its
-    home. The peak with all of a Block's weights is known. Where only some of them travel, it is
-    more by that at most, and by no more than these hold themselves.
+    ``travels``, bool[tie, Block]: a copy comes to the Block, or gradients to its home. The peak
+    with all the Block's weights is known; where some travel, that and their own bytes bound it.
     """
     bundles = costs.ties_alike
     moves = np.stack([travels[rows].any(axis=0) for rows in bundles])
@@ -431,10 +400,7 @@ def _most_of_copies(costs: BlockCosts, block: np.ndarray, travels: np.ndarray) -
 
 
 def sums_of(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
-    """The sum over items of the bytes of those that are ``which``, bool[item, stage].
-
-    ``nbytes``: [item, tile]; the result is [stage, tile].
-    """
+    """Sum of items' bytes [item, tile] where ``which``, bool[item, stage]: int64[stage, tile]."""
     any_of_them = which.any(axis=1)
     # Products of floats are BLAS's, and exact: sums of bytes are far below 2^53.
     sums = which[any_of_them].T.astype(np.float64) @ nbytes[any_of_them].astype(np.float64)

@@ -14,16 +14,12 @@ from ipuscope.profiler.enums import Role
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """The Blocks that read a weight, the ids of its variables on all IPUs, its bytes by tile.
+    """A weight that several Blocks share; its copy ends in the last operator that reads it."""
 
-    ``ends``: IPU -> position at which its copy of the weight ends, within the operator that reads
-    it last. Where the weight is at home there is none.
-    """
-
-    blocks: tuple[int, ...]
-    variables: np.ndarray
-    nbytes: np.ndarray
-    ends: Mapping[int, int] = field(default_factory=dict)
+    blocks: tuple[int, ...]  # that read it
+    variables: np.ndarray  # ids, on all IPUs
+    nbytes: np.ndarray  # by tile
+    ends: Mapping[int, int] = field(default_factory=dict)  # IPU -> its copy ends there
 
     @classmethod
     def all_of(cls, variables: Variables, ties: Ties | None) -> list[SharedWeight]:
@@ -43,10 +39,7 @@ class SharedWeight:
 
 
 def copies_of_ties(variables: Variables, ties: Ties | None) -> np.ndarray:
-    """Copies of tied weights on stages that read another IPU's weight, or pass it on.
-
-    bool[variable]
-    """
+    """bool[variable]: copies of tied weights on stages that read, or pass on, another IPU's."""
     tensors = ties.tensors if ties is not None else ()
     tied: np.ndarray = np.isin(variables.tensor, tensors)
     return tied & (variables.role == Role.WEIGHT) & ~variables.always

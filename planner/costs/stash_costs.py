@@ -22,14 +22,13 @@ class StashCosts:
     """What stages stash, and the cycles it costs.
 
     A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
-    backward. Both are fitted to the tensors that the profile stashes (an estimate for others).
+    backward, fitted to the tensors that the profile stashes (an estimate for others).
 
     ``recomputing``, int64[tensor, 4]: a recomputing stage that begins with one of the first two
-    Blocks (or between them) and contains the third stashes this many bytes of the tensor (the
-    fourth): its inputs and its checkpoints. ``keeping``: the same for a stage that does not
-    recompute, without what its Blocks save; less than nothing where these save too much.
-    ``beyond``, int64[Block]: cycles that the profiled stage which begins with a Block took beyond
-    these; empty where nothing is known.
+    Blocks (or between them) and contains the third stashes the fourth's bytes of the tensor: its
+    inputs and checkpoints. ``keeping``: the same without recomputation and without what its Blocks
+    save; below 0 where these save too much. ``beyond``, int64[Block]: cycles that the profiled
+    stage which begins with a Block took beyond these; empty: unknown.
     """
 
     blocks: int
@@ -43,11 +42,7 @@ class StashCosts:
     def from_report(
         cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
     ) -> StashCosts:
-        """``entering``: bytes that enter each Block, int64[Block].
-
-        Profiles whose compiler did not write what is stashed have one tensor that enters a stage
-        (an estimate).
-        """
+        """``entering``, int64[Block]: bytes that enter it, as one tensor if no stash is written."""
         base, rate = _fit(report, machine)
         written = written_recomputation(report, len(stage))
         if written is not None:
@@ -70,10 +65,7 @@ class StashCosts:
         return int(self.cycles(np.array(most), np.array(number))) + int(self.beyond.max(initial=0))
 
     def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
-        """With what profiled stages took beyond ``fitted`` cycles, int64[stage].
-
-        ``first``: the Block with which each begins. The last stage stashes nothing.
-        """
+        """With what profiled stages, by their ``first`` Block, took beyond ``fitted`` cycles."""
         stage, cycles = map(report.steps_in_order, ("stage", "cycles"))
         stashing = report.steps_with("purpose", Purpose.STASH)
         spent = sum_by(stage[stashing], cycles[stashing], len(first))
@@ -82,10 +74,7 @@ class StashCosts:
         return replace(self, beyond=beyond)
 
     def stashed(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes and tensors that stages of Blocks ``first .. last`` stash; arrays broadcast.
-
-        Without recomputation, what the Blocks save is not included.
-        """
+        """Bytes and tensors that stages stash, without what their Blocks save; arrays broadcast."""
         more = np.asarray(last) - np.asarray(first)
         nbytes, tensors = self._tables(int(more.max(initial=0)), recompute)
         return nbytes[first, more], tensors[first, more]
@@ -119,8 +108,8 @@ class StashCosts:
 def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.ndarray:
     """``keeping``, with what Blocks hand on to others that read it back.
 
-    A stage keeps it that has both. A Block of the profile saves it if its stage had both, so that
-    it counts less for a stage that has not; and more for one that has if the profile's had not.
+    A stage with both keeps it. A Block saved it if its profiled stage had both: it counts less for
+    a stage that has not, and more for one that has if the profile's had not.
     """
     home, least, nbytes = written["handed_on"].T
     together, from_start = stage[home] == stage[least], np.zeros_like(home)
@@ -130,10 +119,7 @@ def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.nda
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (per byte) of the cycles to stash a tensor.
-
-    Fitted to the tensors of the profile that are stashed.
-    """
+    """Base and rate (per byte) of the cycles to stash a tensor, fitted to the profile's stashes."""
     tensor, stage, cycles = map(report.steps_in_order, ("tensor", "stage", "cycles"))
     stashing = report.steps_with("purpose", Purpose.STASH)
     stashes = report.columns_of(records.Variable)
@@ -161,9 +147,8 @@ def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
 def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
     """What a stage beginning with each Block would stash of the bytes that enter it.
 
-    Some only pass through, as a weight does that a later stage shares. How much is known where
-    stages begin in the profile; elsewhere it is taken for the less of the next such cuts (an
-    estimate).
+    Some only pass through, as a weight that a later stage shares does. How much is known where
+    profiled stages begin; elsewhere it is the less of the next such cuts (an estimate).
     """
     known = _passing_through(report, stage, entering)
     through = np.zeros_like(entering)

@@ -1,7 +1,6 @@
-"""Gradients of tied weights: which Block makes them, and where they are added.
+"""Gradients of tied weights: which Block makes them, and where the weight's IPU adds them.
 
-A gradient is added to its weight's accumulator on the IPU that has the weight: at once where the
-Block that makes it is there, and else after it has travelled.
+At once if the Block that makes it is on that IPU, else after it has travelled.
 """
 
 from __future__ import annotations
@@ -28,18 +27,13 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class TiedGradients:
-    """One entry for each part of a gradient that is added by itself: int64[part].
+    """One entry for each part of a gradient that is added by itself: int64[part]."""
 
-    ``home``: the Block that has the weight; ``reader``: the one that makes the gradient;
-    ``tensor``: its id; ``cycles``: of its addition; ``added_by``: the Block that the profile counts
-    these to.
-    """
-
-    home: np.ndarray = field(default_factory=_none)
-    reader: np.ndarray = field(default_factory=_none)
-    tensor: np.ndarray = field(default_factory=_none)
-    cycles: np.ndarray = field(default_factory=_none)
-    added_by: np.ndarray = field(default_factory=_none)
+    home: np.ndarray = field(default_factory=_none)  # the Block that has the weight
+    reader: np.ndarray = field(default_factory=_none)  # the Block that makes the gradient
+    tensor: np.ndarray = field(default_factory=_none)  # id
+    cycles: np.ndarray = field(default_factory=_none)  # of its addition
+    added_by: np.ndarray = field(default_factory=_none)  # the Block that the profile counts it to
 
     def __len__(self) -> int:
         return len(self.home)
@@ -92,10 +86,7 @@ class TiedGradients:
         return moved
 
     def elsewhere(self, variables: Variables, ipu_of: np.ndarray) -> np.ndarray:
-        """Which variables are these gradients on other IPUs than they were made on: bool[variable].
-
-        ``ipu_of``: the IPU of each Block.
-        """
+        """bool[variable]: these gradients, on other IPUs than made them. ``ipu_of``: of Blocks."""
         row = rows_of(self.tensor, variables.tensor)
         made_on = ipu_of[self.reader[row.clip(0)]] if len(self) else variables.ipu
         gone: np.ndarray = (row >= 0) & (variables.ipu != made_on)
@@ -110,10 +101,10 @@ class TiedGradients:
     def where_they_run(
         self, backward: Sequence[int], stage: Sequence[int], ipus: Sequence[int]
     ) -> tuple[int, ...]:
-        """Cycles of the stages' backward, from those with additions in the weights' Blocks.
+        """Cycles of stages' backward, where each adds its own gradients if on the weight's IPU.
 
-        ``stage``: of each Block; ``ipus``: of each stage. A stage on the weight's IPU adds its own
-        gradient.
+        ``backward``: with additions in the weights' Blocks; ``stage``: of each Block; ``ipus``: of
+        stages.
         """
         cycles = list(backward)
         for home, reader, spent in zip(

@@ -1,10 +1,10 @@
 """What the tiles of an IPU hold that runs some stages.
 
 A stage holds what is always live for its Blocks, their code (once, if they share it), the stash,
-what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep the
-tiles they were profiled on; the stash is spread evenly (both are estimates). The error of this
-estimate is known for the IPUs of the profile (`BlockMemory.residual`) and is added, so the profiled
-split is reproduced exactly, and other splits are more accurate the more they resemble it.
+what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep
+their profiled tiles; the stash is spread evenly (both are estimates). The error, known for the IPUs
+of the profile (`BlockMemory.residual`), is added: the profiled split is reproduced exactly, others
+the more accurately the more they resemble it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ class Part:
 def stage_parts(
     costs: BlockCosts, starts: Sequence[int], choices: Sequence[Choice] = ()
 ) -> list[Part]:
-    """Stages that begin with the Blocks ``starts``, each with what determines its memory.
-
-    ``choices``: how each saves memory (empty: all as profiled).
-    """
+    """Stages from the Blocks ``starts``, each saving memory by ``choices`` (empty: as profiled)."""
     count = len(starts)
     ways = tuple(choices) or Choice.as_profiled(costs, starts)
     stashing = costs.training and costs.pipelined
@@ -75,8 +72,8 @@ def stash_bytes(costs: BlockCosts, part: Part) -> int:
 def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
     """Number of micro-batches whose saved tensors a stage holds.
 
-    The last stage has no stash, but its own checkpoints are live from its forward to its backward
-    (its inputs are counted with them: an estimate).
+    The last stage has no stash, but its checkpoints are live from forward to backward (its inputs
+    are counted with them: an estimate).
     """
     return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
@@ -84,18 +81,15 @@ def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
 def ipu_bytes(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> np.ndarray:
-    """Bytes on each tile of an IPU that runs these stages, including gaps: int64[tile].
-
-    ``passing``: as in `held_by`.
-    """
+    """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
     return held_by(costs, parts, passing).total[0]
 
 
 def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """Bytes on each tile that an IPU holds at least if it runs these stages, and maybe others.
+    """Least bytes by tile of an IPU that runs these stages, and maybe others: int64[tile].
 
-    int64[tile]. Weights and gradients that Blocks elsewhere share with these may then stay where
-    they are, and at most one of the profile's residuals is carried over (`carried_residuals`).
+    Weights and gradients shared with Blocks elsewhere may then stay where they are, and at most one
+    of the profile's residuals is carried over (`carried_residuals`).
     """
     everywhere = np.ones(len(costs), dtype=bool)
     held, running, interleaved = _held_and_running(costs, parts, here=everywhere)
@@ -105,16 +99,12 @@ def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that IPUs hold, int64[IPU, tile] each: always live by kind, and live while Blocks run.
+    """Bytes that IPUs hold, int64[IPU, tile] each."""
 
-    ``interleaved``: the most of the latter in region 1. ``residual``: what the profile holds beyond
-    the estimate (`residuals`).
-    """
-
-    always: Mapping[str, np.ndarray]
-    running: np.ndarray
-    interleaved: np.ndarray
-    residual: np.ndarray
+    always: Mapping[str, np.ndarray]  # by kind
+    running: np.ndarray  # live while Blocks run
+    interleaved: np.ndarray  # the most of these in region 1
+    residual: np.ndarray  # what the profile holds beyond the estimate (`residuals`)
     region0_bytes: int
 
     @property
@@ -134,10 +124,7 @@ class Held:
 
 
 def held_by(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None) -> Held:
-    """Bytes held by one IPU that runs these stages.
-
-    ``passing``, int64[tile]: of what other IPUs send each other through it (`passing_through`).
-    """
+    """Bytes of one IPU with these stages; ``passing``, int64[tile]: of `passing_through`."""
     always, running, interleaved = _held_and_running(costs, parts, passing)
     return Held(
         {words: nbytes[None] for words, nbytes in always.items()},
@@ -151,10 +138,7 @@ def held_by(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None
 def held_by_each(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> Held:
-    """Bytes held by IPUs that run one stage each; together the stages have all Blocks in order.
-
-    ``passing``: as in `held_by`, int64[IPU, tile].
-    """
+    """Bytes of IPUs with a stage each, all Blocks in order; ``passing``: int64[IPU, tile]."""
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
     runs = np.zeros((len(parts), len(costs)), dtype=bool)
@@ -178,10 +162,7 @@ def held_by_each(
 
 
 def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
-    """Shared code of Blocks, and the stack, for IPUs that run some of the Blocks: int64[IPU, tile].
-
-    ``runs``: bool[IPU, Block]. IPUs with the same code are added up once.
-    """
+    """Shared code and stack of IPUs that run Blocks, bool[IPU, Block]: int64[IPU, tile]."""
     memory = costs.memory
     code = np.repeat(memory.shared[None], len(runs), axis=0)
     if not len(memory.code):
@@ -231,10 +212,7 @@ def _running_alone(
 def _used(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> np.ndarray:
-    """Bytes of these stages on each tile, by the costs of their Blocks alone: int64[tile].
-
-    Without the Blocks' residual. ``passing``: as in `held_by`.
-    """
+    """Bytes of these stages by their Blocks' costs, with no residual: int64[tile]."""
     held, running, _ = _held_and_running(costs, parts, passing)
     return sum(held.values(), start=running)
 
@@ -242,9 +220,8 @@ def _used(
 def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
     """Bytes that stages hold only while IPUs exchange, to pass them on: int64[stage, tile].
 
-    Tied weights on their way to Blocks on other IPUs, and their gradients on the way back: a copy
-    over a cut goes from one stage's IPU to the next one's. ``parts`` have all Blocks, in order;
-    ``ipus``: of each.
+    Tied weights and their gradients on the way: over a cut, a copy goes from one stage's IPU to the
+    next one's. ``parts`` have all Blocks, in order; ``ipus``: of each.
     """
     passing = np.zeros((len(parts), costs.machine.tiles), dtype=np.int64)
     stage = np.repeat(np.arange(len(parts)), [part.last - part.first + 1 for part in parts])
@@ -263,10 +240,7 @@ def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int
 
 
 def passing_alone(costs: BlockCosts, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """`passing_through` of stages of Blocks ``first .. last``, if each stage has its own IPU.
-
-    int64[stage, tile]
-    """
+    """int64[stage, tile]: `passing_through` of stages ``first .. last``, each with its own IPU."""
     tensors, passing = costs.memory.carried, np.zeros((len(first), costs.machine.tiles), np.int64)
     before = costs.cuts.ties.reads_before(len(costs))
     for row, (home, *readers) in enumerate(costs.cuts.ties.blocks):
@@ -279,10 +253,10 @@ def passing_alone(costs: BlockCosts, first: np.ndarray, last: np.ndarray) -> np.
 
 
 def surely_passing(costs: BlockCosts, ipus: Sequence[int]) -> np.ndarray:
-    """`passing_through` of stages on these IPUs, as far as that is so wherever they begin.
+    """`passing_through` that stages on these IPUs surely have: int64[stage, tile].
 
-    int64[stage, tile]. Only where weights are shared by the first Block and the last, whose stages
-    are known, is it all; else nothing.
+    All of it where only the first and the last Block share weights: their stages are known; else
+    none.
     """
     tensors, last = costs.memory.carried, len(costs) - 1
     tied = tensors.is_tied
@@ -307,10 +281,7 @@ def _held_and_running(
     passing: np.ndarray | None = None,
     here: np.ndarray | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Bytes held always, by kind; while Blocks run; and the most of the latter in region 1.
-
-    ``here``, bool[Block]: those that are on the IPU, if not only these stages' are.
-    """
+    """Bytes always, by kind; while Blocks run (``here``: the IPU's); most of these in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
     always, state, interleaved = np.zeros((3, tiles), dtype=np.int64)
     runs = np.zeros(len(costs), dtype=bool)
@@ -338,8 +309,7 @@ def _held_and_running(
 def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     """Bytes that these stages' tiles hold beyond `packed`: int64[tile].
 
-    Each IPU of the profile counts by how similar its Blocks are: the result is exact for its own
-    Blocks, an estimate for others.
+    Each profiled IPU counts by how similar its Blocks are: exact for its own, else an estimate.
     """
     if not len(costs.memory.residual):
         return np.zeros(costs.machine.tiles, dtype=np.int64)
@@ -351,10 +321,10 @@ def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 def carried_residuals(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     """Residuals of sets of ``count`` Blocks (int64[set, 1] where they differ), int64[set, tile].
 
-    ``common``, int64[set, IPU]: how many of these Blocks each IPU ran in the profile. Each IPU's
-    residual is weighted by the square of the ratio of common Blocks to those that either set
-    has: in full for its own Blocks, and by almost nothing for all the model's, whose packing owes
-    little to any one IPU.
+    ``common``, int64[set, IPU]: how many of these Blocks each IPU ran in the profile. An IPU's
+    residual is weighted by the square of the ratio of common Blocks to those that either set has:
+    in full for its own Blocks, by almost nothing for all the model's, whose packing owes little to
+    any one IPU.
     """
     profiled = np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual))
     alike = common / (count + profiled[None, :] - common)
@@ -367,9 +337,9 @@ def residuals(
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
-    int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: for each IPU as profiled, the
-    bytes in region 0 of its tiles, and maybe the same without copies of tied weights. Empty if the
-    stages do not follow the order of the Blocks.
+    int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: the bytes in region 0 of each
+    profiled IPU's tiles, and maybe those without copies of tied weights. Empty if the stages do not
+    follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
@@ -389,10 +359,7 @@ def residuals(
 def _used_by_each(
     costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int], passing: np.ndarray | None
 ) -> np.ndarray:
-    """Bytes of each IPU by the costs of its Blocks alone: int64[IPU, tile].
-
-    ``passing``: of each stage (`passing_through`).
-    """
+    """Bytes of IPUs by their Blocks' costs alone: int64[IPU, tile]; ``passing``: of stages."""
     if len(set(costs.ipus)) == len(costs.ipus):
         every = held_by_each(costs, parts, passing)
         held: np.ndarray = sum(every.always.values(), start=every.running)
@@ -408,10 +375,9 @@ def _used_by_each(
 def _running(
     costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray, passing: np.ndarray | None = None
 ) -> np.ndarray:
-    """The most that these stages together hold while they run: int64[tile].
+    """The most that stages hold while they run, forwards in order, then backwards in reverse.
 
-    The IPU runs their forwards in order, then their backwards in reverse order. ``runs``,
-    bool[Block]: whether a Block is in one of them.
+    int64[tile]. ``runs``, bool[Block]: whether a Block is in one of them.
     """
     grown = [_grown(costs, part, runs) for part in parts]
     edges = [Edges.of(costs, np.array([part.first]), np.array([part.last]), runs) for part in parts]
@@ -437,11 +403,7 @@ def _running(
 
 
 def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
-    """What a stage holds in its passes.
-
-    A search asks for the same stage beside many others: it differs only by the Blocks there that
-    share a weight.
-    """
+    """What a stage holds in its passes; once for all searches with the same sharing Blocks."""
     known = costs.known.setdefault("grown stages", {})
     shares = runs[costs.sharing].tobytes()
     key = part.first, part.last, part.choice, shares

@@ -90,17 +90,13 @@ _REARRANGES = "popops::Transpose2D"
 
 @dataclass(frozen=True)
 class VertexCost:
-    """Of a vertex: cycles of its start (-1: not known), times as many an element in float16.
-
-    ``sums``: it adds up; ``product``: its results may be partial sums; ``rearranges``: puts
-    operands in another order.
-    """
+    """Of a vertex: cycles of its start (-1: unknown), times as many an element in float16."""
 
     start: int = -1
     in_half: float = HALVES
-    sums: bool = False
-    product: bool = False
-    rearranges: bool = False
+    sums: bool = False  # it adds up
+    product: bool = False  # its results may be partial sums
+    rearranges: bool = False  # puts operands in another order
 
 
 @cache

@@ -17,8 +17,8 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
     """Cycles of a micro-batch's backward that only accumulators wait for: int64[Block].
 
     Backward operators that add to accumulators, and those of the same Block whose results only
-    these read (all of the first Block's, since nobody waits for gradients of its inputs); of an
-    operator that makes gradients of inputs too, the steps that the lowering named so.
+    these read (all of the first Block's: nobody waits for its inputs' gradients); of an operator
+    that makes gradients of inputs too, the steps that the lowering named so.
     """
     ops = report.columns_of(records.Op)
     backward = ops.equals("direction", Direction.BACKWARD)

@@ -21,10 +21,7 @@ NAME = "model"  # of the Block
 
 
 def with_a_block(report: Report) -> Report:
-    """The report itself if it has Blocks, else the same profile with one.
-
-    ValueError where the model has no Blocks and not exactly one stage that they could be in.
-    """
+    """The report, with a Block if it has none; ValueError if it is then not exactly one stage."""
     if len(report.blocks):
         return report
     if len(report.stages) != 1:

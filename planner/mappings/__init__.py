@@ -1,7 +1,6 @@
 """From a model and a pod to the best mapping: the choices, their predictions and the best of them.
 
-There is no PyTorch in here: the engine (`ipu_exec.planning`) captures the model and compiles it for
-the costs of its Blocks; a plan is read and drawn without it.
+Without PyTorch: the engine (`ipu_exec.planning`) captures and compiles the model for costs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The search for the best mapping, compile by compile.
 
-Costs come wave by wave, since what one wave found rules out compiles of the next: the script's own
-micro-batch and memory proportion, then the others, then optimiser state in parts; at last the best
-mapping itself, in full, until what leads is what was compiled. What is compiled in a wave does not
-depend on the order in which its results come, so that the answer is the same for any number of
-workers. Workers that would be idle begin what the search is likely to ask for next (`foresee`).
+Costs come in waves, as what one finds rules out compiles of the next: the script's own micro-batch
+and memory proportion, the others, optimiser state in parts; then the best mapping in full, until
+what leads was compiled. A wave does not depend on the order of its results, so the answer is the
+same for any number of workers. Idle ones begin what is likely asked for next (`foresee`).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def plan(
 ) -> Plan:
     """The best mappings for the question. NoMapping where nothing fits.
 
-    ``keys``: what may be compiled for costs, the script's own first. ``told`` how far it is. A
+    ``keys``: what to compile for costs, the script's own first. ``told`` how far it is. A
     KeyboardInterrupt or EngineLost ends the search with what was found, if anything was.
     """
     keys = [key for key in keys if is_legal(key, question)]
@@ -109,10 +108,7 @@ def _in_one_pipeline(state: State, keys: Sequence[Key], own: Mapping | None) -> 
 
 
 def _come_back(state: State) -> None:
-    """Where nothing fits, try lists of IPUs in which a stage comes back to any of them.
-
-    Elsewhere they are tried by the costs of what was compiled in full (`_rebalanced`).
-    """
+    """Where nothing fits, try lists of IPUs with a returning stage (else `_rebalanced` does)."""
     if any(one.runs for one in state.candidates) or state.late():
         return
     asked = [(one, state.question, state.engine.rings) for one in state.priced.values()]
@@ -197,8 +193,7 @@ def _take_own(state: State, results: Iterator[Settled]) -> None:
 def _in_phases(state: State, keys: Sequence[Key], own: Mapping) -> None:
     """Search mappings in phases, beginning with the script's ``own``.
 
-    The compile for a key's costs is that of a mapping too: one Block a stage, on pipelines as long
-    as the script's.
+    A key's compile is a mapping too: one Block a stage, on pipelines as long as the script's.
     """
     several = [replace(key, keeps=False) for key in keys if key.accumulates]
     several = list(dict.fromkeys(several))
@@ -293,10 +288,7 @@ def verified(
     count: int,
     told: Callable[[News], None] = lambda news: None,
 ) -> Plan:
-    """The plan with its first ``count`` candidates compiled in full, predicted beside obtained.
-
-    As it is where somebody interrupted the search.
-    """
+    """The plan with its first ``count`` candidates compiled in full, unless it was interrupted."""
     if made.stopped == INTERRUPTED:
         return made
     wanted = [one for one in made.candidates[:count] if one.obtained is None]

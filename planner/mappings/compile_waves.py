@@ -105,11 +105,7 @@ def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key]], None]) -> None:
-    """Compile for what was suggested, not asked for: neighbours of what is near the best so far.
-
-    A neighbour differs in one respect, by one step of the values that are tried. ``price``
-    compiles for costs and looks into them.
-    """
+    """Compile suggested keys, one step of one respect from what is near the best, by ``price``."""
     several = [key for key in keys if key.accumulates]
     while not state.stopped:
         wave = _beside(state, several, [key for key in state.tried if _is_near(state, key)])
@@ -142,8 +138,8 @@ def _beside(state: State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]
 def foresee(state: State, wave: Sequence[Key]) -> None:
     """Tell the engine what is likely asked for behind this wave; it may begin it.
 
-    Neighbours of what is near the best, as long as that stays the best; then what leads, in full.
-    Whatever else comes first is next to the best found, so that its neighbours are asked for.
+    Neighbours of what is near the best, while that stays best; then what leads, in full. Anything
+    else to come first is next to the best, so its neighbours are asked for.
     """
     if state.late():
         state.engine.ahead((), ())
@@ -182,10 +178,7 @@ def _quickest_of(state: State, key: Key) -> float:
 
 
 def at_once(state: State, keys: Sequence[Key]) -> None:
-    """Compile for mappings without accumulation, where a replica is one stage, unless ruled out.
-
-    All Blocks have to fit one IPU, without accumulators.
-    """
+    """Compile without accumulation, where all Blocks must fit one IPU, unless that is ruled out."""
     if state.stopped:
         return
     wave = [key for key in keys if not _lacks_at_once(state, key)]

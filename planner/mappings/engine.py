@@ -14,10 +14,7 @@ from ipuscope.planner.mappings.priced import Priced, RingsOf
 
 @dataclass(frozen=True)
 class Settled:
-    """A mapping compiled in full: the result, and the costs of its Blocks there.
-
-    ``phased``: those in phases, of a mapping in phases with one Block a stage.
-    """
+    """A mapping compiled in full, and its Blocks' costs; ``phased``: with one Block a stage."""
 
     mapping: Mapping
     obtained: Obtained

@@ -9,21 +9,14 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What costs of Blocks depend on: there is one compile for each key.
+    """What costs of Blocks depend on: there is one compile for each key."""
 
-    ``shards``: IPUs that share a stage's tensors (t). ``micro_batch``: samples of one replica's.
-    ``proportion``: share of an IPU's memory that products may use; 0: as the script says it.
-    ``in_parts``: replicas of which each keeps its part of the optimiser state (rts); 0: each keeps
-    all of it. ``accumulates``: gradients of several micro-batches, in accumulators. ``keeps``: the
-    last stage recomputes nothing, where the script's options say that it does.
-    """
-
-    shards: int = 1
-    micro_batch: int = 1
-    proportion: float = 0.0
-    in_parts: int = 0
-    accumulates: bool = True
-    keeps: bool = False
+    shards: int = 1  # IPUs that share a stage's tensors (t)
+    micro_batch: int = 1  # samples of one replica's
+    proportion: float = 0.0  # share of an IPU's memory that products may use; 0: the script's
+    in_parts: int = 0  # replicas with a part of the optimiser state each (rts); 0: all of it
+    accumulates: bool = True  # gradients of several micro-batches, in accumulators
+    keeps: bool = False  # the last stage recomputes nothing, where the script's options say it does
 
     def __str__(self) -> str:
         words = [f"micro-batch {self.micro_batch}"]
@@ -37,39 +30,28 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A stage: its IPU within the replica, its Blocks, and how it saves memory.
-
-    ``recompute`` None: the last stage of a pipeline recomputes as the script's options say.
-    ``state_off_chip``: optimiser state waits in streaming memory. ``phase``: that it is in.
-    ``proportion``: memory proportion of its IPU; 0: the mapping's.
-    """
+    """A stage: its IPU within the replica, its Blocks, and how it saves memory."""
 
     ipu: int
     blocks: tuple[str, ...]
-    recompute: bool | None = None
-    state_off_chip: bool = False
-    phase: int = 0
-    proportion: float = 0.0
+    recompute: bool | None = None  # None: a pipeline's last stage does as the script's options say
+    state_off_chip: bool = False  # optimiser state waits in streaming memory
+    phase: int = 0  # that it is in
+    proportion: float = 0.0  # memory proportion of its IPU; 0: the mapping's
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """t x p x r IPUs, the stages, and how a weight update's samples are cut.
+    """t x p x r IPUs, the stages, and how a weight update's samples are cut."""
 
-    ``shards`` t; ``replicas`` r; ``micro_batch`` samples of a replica's micro-batch;
-    ``accumulation`` micro-batches of a weight update (of a device iteration in inference);
-    ``proportion`` 0: as the script says; ``in_parts``: optimiser state in parts on the replicas
-    (rts); ``phases``: pipelines one after another, through each of which all micro-batches go.
-    """
-
-    shards: int
-    replicas: int
+    shards: int  # t
+    replicas: int  # r
     stages: tuple[StagePlan, ...]
-    micro_batch: int
-    accumulation: int
-    proportion: float = 0.0
-    in_parts: bool = False
-    phases: int = 1
+    micro_batch: int  # samples of a replica's
+    accumulation: int  # micro-batches of a weight update (of a device iteration in inference)
+    proportion: float = 0.0  # 0: as the script says
+    in_parts: bool = False  # optimiser state in parts on the replicas (rts)
+    phases: int = 1  # pipelines one after another, each for all micro-batches
 
     @property
     def pipeline(self) -> int:
@@ -100,7 +82,7 @@ class Mapping:
 
     @property
     def split(self) -> str:
-        """Blocks of each stage, ``3-7-7-7``; with the stages' IPUs where one comes back.
+        """Blocks of each stage, ``3-7-7-7``, with IPUs where one comes back.
 
         In phases ``1, 96 x 1-1-1-1, 1-1-1``: those of each phase.
         """

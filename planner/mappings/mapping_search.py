@@ -1,8 +1,8 @@
 """The best splits of one compile's Blocks onto every place that could win.
 
-Places are tried in the order of a lower bound of their cycles, found without looking at stages.
-Each is first split as if memory were endless. That is a bound for all ways to save memory, and the
-answer where it fits; otherwise the split is repeated under the memory, with every way.
+Places are tried in order of a lower bound of their cycles, found without looking at stages. Each is
+first split with endless memory: a bound for all ways to save memory, and the answer where it fits;
+else it is split again under the memory, with every way.
 """
 
 from __future__ import annotations
@@ -51,15 +51,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of the places of one compile.
-
-    ``open_rate``: the most samples a second that a split which was not looked at could reach: 0
-    where all were, or could not win.
-    """
+    """The result of the places of one compile."""
 
     candidates: tuple[Candidate, ...] = ()
     failures: tuple[Failure, ...] = ()
-    open_rate: float = 0.0
+    open_rate: float = 0.0  # samples/s that an unexamined split could reach; 0: none could win
     looked_at: int = 0
 
 
@@ -79,9 +75,9 @@ def look_into(
 ) -> Found:
     """The best split of every place of these costs that could be better than the best.
 
-    ``best``: of what was found before; ``told`` of each candidate as it is found. ``at_least`` so
-    many places that promise most are split whatever there is to beat, to compare with. ``each``
-    (`ipuscope.planner.mappings.engine.Engine.each`) splits some of them at a time.
+    ``best``: found before; ``told`` of each candidate as it is found. ``at_least`` so many
+    promising places are split in any case, to compare with. ``each``
+    (`ipuscope.planner.mappings.engine.Engine.each`) splits some at a time.
     """
     to_beat = worth(best, question.objective) if best is not None else None
     promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
@@ -135,10 +131,7 @@ _Promised = tuple[tuple[float, ...], Place]
 def _a_wave(
     waiting: list[_Promised], too_few: _TooFew, most: int
 ) -> tuple[list[Place], list[_Promised]]:
-    """The next places to be split at a time, and those that wait on.
-
-    Of a number of IPUs there is one: where it fails, the others need not be tried.
-    """
+    """Next places to split at a time, one per number of IPUs, as its failure rules out the rest."""
     wave: list[Place] = []
     left: list[_Promised] = []
     for bound, place in waiting:
@@ -156,9 +149,8 @@ def rebalanced(
 ) -> tuple[Candidate, ...]:
     """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
 
-    It is what `ipuscope.planner.search.split_search.quickest` looks through, and lists
-    that come back to any IPU; elsewhere than on the mapping's own list of IPUs only what
-    could be better than ``best``.
+    Those of `ipuscope.planner.search.split_search.quickest`, and of lists that come back to any
+    IPU; other lists than the mapping's own only if they could be better than ``best``.
     """
     priced, to_beat = place.priced, worth(best, question.objective)
     fixed = {**question.fixed, "r": place.replicas, "accumulation": place.accumulation}
@@ -187,8 +179,8 @@ def rebalanced(
 def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
     """The splits onto lists in which a stage comes back to any IPU, quicker and quicker.
 
-    For where no place of `ipuscope.planner.mappings.priced.places` holds the model: two small
-    stages may fit beside each other where one stage an IPU is too much for one of them.
+    For models that no `ipuscope.planner.mappings.priced.places` hold: two small stages may fit on
+    one IPU where one stage an IPU is too much for one of them.
     """
     every = [one for place in places(priced, question) for one in coming_back(place, question)]
     once = {(one.ipus, one.replicas): one for one in every}
@@ -239,10 +231,10 @@ def _in_order(promised: _Promised) -> tuple[float, ...]:
 
 
 class _TooFew:
-    """Numbers of IPUs that do not hold the model, whatever the replicas: each is found out once.
+    """Numbers of IPUs that do not hold the model, on any replicas; each is found out once.
 
-    Where one stage an IPU does not fit, a list that comes back to one of them is not tried, but
-    where weights are tied: read by stages of one IPU, they need no copy.
+    There, a list that comes back is tried only where weights are tied: on one IPU they need no
+    copy.
     """
 
     def __init__(self, priced: Priced, question: Question) -> None:
@@ -291,9 +283,8 @@ def split_onto(
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
-    None where it could not be worth more than ``beat``, even with endless memory. ``surely``: none
-    that a compile may find too large. ``exact``: whether stages of a returning list look at every
-    way of saving memory.
+    None: not worth more than ``beat`` with endless memory. ``surely``: none that a compile may find
+    too large. ``exact``: stages of a returning list look at every way of saving memory.
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")

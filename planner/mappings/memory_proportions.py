@@ -1,7 +1,7 @@
 """Memory proportions IPU by IPU: costs of compiles that differ by their proportion, put together.
 
-Each compile has one memory proportion for all IPUs. Which of them a stage has is its IPU's own
-matter: its Blocks then cost what they do there, and other stages do not see it.
+A compile has one for all IPUs; with another, a stage's Blocks cost what they do there, whatever
+other stages have.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ def groups(every: Iterable[Priced]) -> list[Group]:
 
 
 def cheapest(group: Group) -> Priced:
-    """Each Block as quick, and with as little on each tile, as with any of the proportions.
-
-    No split costs less, whichever IPU has which.
-    """
+    """Each Block's least time and bytes on each tile over all proportions: a bound of any split."""
     first, *others = (one.costs for one in group)
     cycles, memory = first.cycles, first.memory
     for other in others:

@@ -1,10 +1,10 @@
 """What Blocks cost in phases that are pipelines, and what any cut into phases costs by that.
 
-All micro-batches of a weight update go through a phase before the next one begins
-(`ipuscope.profiler.timeline.phased_schedules.pipelined_phases`). A tensor that comes from another
-stage of the phase is received over the links; one that comes from another phase, or waits for the
-backward, was stored in streaming memory and is loaded. Weights come once a phase and direction, in
-parts from the replicas where each keeps one.
+All micro-batches of an update go through a phase before the next
+(`ipuscope.profiler.timeline.phased_schedules.pipelined_phases`). Tensors of another stage of the
+phase come over links; those of another phase, or for the backward, are stored in streaming memory
+and loaded. Weights come once a phase and direction, in parts from the replicas where each keeps
+one.
 """
 
 from __future__ import annotations
@@ -29,34 +29,26 @@ ENTERS, RETURNS, TURNS, LEAVES, UPDATED = range(5)
 
 @dataclass(frozen=True)
 class Reads:
-    """Tensors of a micro-batch that a Block reads and another made, int64[read] each.
-
-    ``made_in``, ``read_in``: `FORWARD` or `BACKWARD`. ``keeper``: the Block whose forward stores
-    what a backward reads.
-    """
+    """Tensors of a micro-batch that a Block reads and another made, int64[read] each."""
 
     tensor: np.ndarray
-    made_in: np.ndarray
+    made_in: np.ndarray  # `FORWARD` or `BACKWARD`
     maker: np.ndarray
-    read_in: np.ndarray
+    read_in: np.ndarray  # `FORWARD` or `BACKWARD`
     reader: np.ndarray
-    keeper: np.ndarray
+    keeper: np.ndarray  # the Block whose forward stores what a backward reads
     nbytes: np.ndarray
 
 
 @dataclass(frozen=True)
 class CodePieces:
-    """Code in pieces: int64[piece, tile], and which programs have each, bool[piece, program].
+    """Code in pieces, and which programs have each."""
 
-    ``vertices``, bool[type, program, tile]: where a type's vertices run, whose code is ``sizes``
-    bytes; ``others``, int64[IPU, tile]: what the compiled IPUs have besides, the stack with it.
-    """
-
-    code: np.ndarray
-    users: np.ndarray
-    vertices: np.ndarray
-    sizes: np.ndarray
-    others: np.ndarray
+    code: np.ndarray  # int64[piece, tile]
+    users: np.ndarray  # bool[piece, program]
+    vertices: np.ndarray  # bool[type, program, tile]: where a type's vertices run
+    sizes: np.ndarray  # bytes of the types' code
+    others: np.ndarray  # int64[IPU, tile]: what else the compiled IPUs have, with the stack
 
     def of(self, programs: set[int], ipu: int) -> np.ndarray:
         """Bytes on each tile of an IPU with these programs: int64[tile]."""
@@ -72,11 +64,11 @@ class BlockTiles:
     """Bytes of kinds of Blocks on each tile, int64[kind, tile]; ``kind`` of each Block.
 
     ``held``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
-    Block in the passes of its stage: forward, again, backward. ``peak``: the most of all that is
-    there while the Block runs, in each pass too; ``peak_interleaved``: in region 1, in any.
-    ``always``: what it holds all the time. ``update``, int64[kind, share, tile]: the most while its
-    weights are updated, whole tensors, what is in parts where state is, and parts taken of whole
-    tensors, as on ``replicas``. ``program`` of each Block, equal where they have the same ``code``.
+    Block in the passes of its stage: forward, again, backward. ``peak``: the most while the Block
+    runs, in each pass; ``peak_interleaved``: in region 1, in any. ``always``: all the time.
+    ``update``, int64[kind, share, tile]: the most in the update: whole tensors, what is in parts
+    where state is, and parts taken of whole tensors, as on ``replicas``. ``program`` of each Block,
+    equal with the same ``code``.
     """
 
     kind: np.ndarray
@@ -94,31 +86,27 @@ class BlockTiles:
 class PhasedCosts:
     """Costs of Blocks for one key, read off a compile with one Block a stage.
 
-    ``work``: cycles of a micro-batch on a Block, int64[direction, Block], transfers left out;
-    ``again``: those of it that recompute. ``once``: int64[row, Block, column], what moves once for
-    all micro-batches: the number of transfers, their bytes that are whole, those of which each
-    replica has a part, rounds of exchanges between replicas and bytes gathered or scattered in
-    them. ``in_parts``, ``off_chip``: where optimiser state is, as the script says. ``update``:
-    cycles of the update's operators, int64[2, Block], those on whole tensors and those on parts, as
-    if a replica had all of them. ``stream_in``, ``stream_out``: with the host, ``outputs_once``: at
-    the end of a weight update.
+    ``once``: int64[row, Block, column], what moves once for all micro-batches: transfers, bytes
+    that are whole, bytes of which each replica has a part, rounds of exchanges between replicas and
+    bytes gathered or scattered in them. ``update``: on whole tensors and on parts, as if a replica
+    had all.
     """
 
     key: Key
     names: tuple[str, ...]
     machine: MachineCosts
-    work: np.ndarray
-    again: np.ndarray
+    work: np.ndarray  # cycles of a micro-batch, int64[direction, Block], without transfers
+    again: np.ndarray  # those of it that recompute
     reads: Reads
     once: np.ndarray
-    update: np.ndarray
+    update: np.ndarray  # cycles of the update's operators: int64[2, Block]
     reduce: int
-    stream_in: np.ndarray
+    stream_in: np.ndarray  # with the host
     stream_out: np.ndarray
-    outputs_once: bool
+    outputs_once: bool  # at the end of a weight update
     tiles: BlockTiles
-    in_parts: bool
-    off_chip: bool
+    in_parts: bool  # optimiser state, as the script says
+    off_chip: bool  # optimiser state, as the script says
     exchange: float = 0.0
     flops: int = 0
     error: float = 0.0
@@ -136,10 +124,7 @@ class PhasedCosts:
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks cut into stages, and these into phases: ``starts`` of stages, ``phase`` of each.
-
-    The stages of a phase are on IPUs 0, 1, 2 ...
-    """
+    """``starts`` of stages and the ``phase`` of each; a phase's stages are on IPUs 0, 1, 2 ..."""
 
     starts: tuple[int, ...]
     phase: tuple[int, ...]
@@ -162,15 +147,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class PhasedPrediction:
-    """What a cut costs: ``costs`` of stages and ``phases``, as the schedule takes them.
-
-    ``moved``: cycles of one micro-batch on all stages, by streaming memory and over links.
-    """
+    """What a cut costs: ``costs`` of stages and ``phases``, as the schedule takes them."""
 
     costs: schedule_types.Costs
     phases: Phases
     micro_batches: int
-    moved: tuple[int, int]
+    moved: tuple[int, int]  # by streaming memory and links: cycles of a micro-batch on all stages
 
     def schedule(self) -> schedule_types.Schedule:
         """The schedule of a weight update (of a device iteration in inference)."""
@@ -311,10 +293,10 @@ def _streams(cycles: np.ndarray, stage_of: np.ndarray) -> tuple[tuple[int, int],
 
 
 def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
-    """Bytes of the fullest tile, gaps included, as they are predicted on so many replicas.
+    """Bytes of the fullest tile, gaps included, as predicted on so many replicas.
 
-    A stage of several Blocks holds the weights and accumulators of all while each runs, and what
-    all of them keep of a micro-batch. An IPU has the code of each kind of Block once.
+    While each of a stage's Blocks runs, it holds all their weights and accumulators, and what they
+    keep of a micro-batch. An IPU has each kind's code once.
     """
     tiles, stage_of, ipus = costs.tiles, cut.stage_of(len(costs)), cut.ipus
     ends = [*cut.starts[1:], len(costs)]
@@ -345,10 +327,9 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
 
 
 def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most that a stage holds, and the most of that in region 1: int64[tile] each.
+    """The most that a stage holds, and in region 1: int64[tile] each.
 
-    While a Block runs, those that did hold what is left behind them, the others what they come
-    with.
+    Blocks that ran hold what they leave behind, the others what they come with.
     """
     kinds = tiles.kind[blocks]
     before, behind = tiles.held[:, :, kinds]

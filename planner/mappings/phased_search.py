@@ -1,8 +1,8 @@
 """The quickest cuts of one compile's Blocks into phases, on every place that could win.
 
-A stage takes the next Blocks while they take no longer than a limit and fit its tiles, a phase the
-next stages; limits are tried from the longest Block on, and so is a first phase with fewer stages,
-after which all phases may be alike.
+Stages take the next Blocks within a limit of cycles and their tiles, phases the next stages. Limits
+are tried from the longest Block on, and first phases with fewer stages, after which all may be
+alike.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class PhasedPlace:
 def best_cuts(
     costs: PhasedCosts, question: Question, rings: RingsOf, beat: float = 0.0
 ) -> list[Candidate]:
-    """Candidates for these costs that are predicted to fit, the best cut of each (p, r, stages).
+    """The best cut of each (p, r, stages) that is predicted to fit, as candidates.
 
-    ``beat``: samples a second that others reach: what cannot do more is not laid out.
+    ``beat``: samples a second that others reach; what cannot do more is not laid out.
     """
     promised = []
     for place in places(costs, question):
@@ -105,8 +105,7 @@ def least_held(costs: PhasedCosts, question: Question) -> tuple[int, PhasedPlace
 def most_in_phases(costs: PhasedCosts, question: Question) -> float:
     """Samples a second that no cut into phases exceeds.
 
-    All IPUs compute all the time, and what waits for the backward goes to streaming memory and
-    comes back once.
+    All IPUs always compute; what waits for the backward goes to streaming memory and back once.
     """
     key, machine = costs.key, costs.machine
     once = 2 * costs.kept_bytes() / machine.streaming_bytes_per_cycle

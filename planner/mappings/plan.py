@@ -13,44 +13,30 @@ SHARES = ("compute", "exchange", "bubble", "all-reduce", "update", "host")
 
 @dataclass(frozen=True)
 class Obtained:
-    """The result of a full compile of a mapping.
+    """The result of a full compile of a mapping."""
 
-    ``cycles``: of a weight update (a device iteration in inference); ``fullest``: bytes of the
-    fullest tile; ``problem``: why it does not run, empty where it does.
-    """
-
-    cycles: int = 0
-    fullest: int = 0
-    problem: str = ""
+    cycles: int = 0  # of a weight update (a device iteration in inference)
+    fullest: int = 0  # bytes of the fullest tile
+    problem: str = ""  # why it does not run; empty where it does
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mapping, and what is predicted of it.
-
-    ``cycles`` of a weight update (a device iteration in inference); ``samples_per_second`` over all
-    replicas; ``seconds``: its latency, of a weight update in training, of a micro-batch from its
-    input to its result in inference; ``fullest``: bytes of the fullest tile, of ``limit``;
-    ``memory``: whether it fits, in words; ``shares``: of `SHARES`, parts of the time, in sum 1;
-    ``proven``: no other split onto these IPUs is quicker, for these costs; ``gap``: share of its
-    cycles that one could save at the most. ``obtained``: what its full compile gave, if it had one.
-    ``error``: share by which the model's cycles are likely off an IPU's, 0: not known; ``own``: the
-    script has this mapping.
-    """
+    """A mapping, and what is predicted of it."""
 
     mapping: Mapping
-    cycles: int
-    samples_per_second: float
-    seconds: float
-    fullest: int
+    cycles: int  # of a weight update (a device iteration in inference)
+    samples_per_second: float  # over all replicas
+    seconds: float  # latency: of an update, or of a micro-batch from input to result in inference
+    fullest: int  # bytes of the fullest tile, of ``limit``
     limit: int
-    memory: str
-    shares: dict[str, float]
-    proven: bool
-    gap: float
-    obtained: Obtained | None = None
-    error: float = 0.0
-    own: bool = False
+    memory: str  # whether it fits, in words
+    shares: dict[str, float]  # of `SHARES`: parts of the time, in sum 1
+    proven: bool  # no other split onto these IPUs is quicker, for these costs
+    gap: float  # share of its cycles that one could save at the most
+    obtained: Obtained | None = None  # what its full compile gave, if it had one
+    error: float = 0.0  # share by which the model's cycles are likely off an IPU's; 0: not known
+    own: bool = False  # the script has this mapping
 
     @property
     def off(self) -> tuple[float, float] | None:
@@ -96,11 +82,8 @@ def worth(candidate: Candidate, objective: str) -> tuple[float, ...]:
 class Plan:
     """Candidates, best first; sentences about the first; what the search proved.
 
-    ``gap``: share by which a mapping that was not looked at could be better than the first, at the
-    most; 0: none is, for the costs compiled (``exact``). ``left_out``: why some were not looked at,
-    a sentence each. ``stopped``: "" or what ended the search before its end. ``modules``: begin a
-    Block each, where the model names none. ``compiles``: how many it took, ``cached``: how many
-    more came from the disk; ``seconds``: of the clock.
+    ``gap``: share by which an unexamined mapping could be better than the first, at most; 0: none
+    is, for the costs compiled (``exact``).
     """
 
     question: Question
@@ -108,15 +91,15 @@ class Plan:
     blocks: tuple[str, ...]
     why: tuple[str, ...] = ()
     gap: float = 0.0
-    left_out: tuple[str, ...] = ()
-    stopped: str = ""
-    modules: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # why some were not looked at, a sentence each
+    stopped: str = ""  # what ended the search before its end, or ""
+    modules: tuple[str, ...] = ()  # begin a Block each, where the model names none
     model: str = ""
     command: str = ""  # that was asked with
     levers: str = ""  # that it was planned with, as ipu-run --with takes them
-    compiles: int = 0
-    cached: int = 0
-    seconds: float = 0.0
+    compiles: int = 0  # how many it took
+    cached: int = 0  # how many more came from the disk
+    seconds: float = 0.0  # of the clock
     clock_hz: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
     script_samples: int = 0  # of a weight update as the script has it

@@ -1,7 +1,7 @@
-"""plan.json: a plan to keep, to look at, and to run scripts with.
+"""plan.json: a plan to keep, to look at, and to run scripts with; checked here, once.
 
-It is a placement file of its best mapping (``ipu-run --placement plan.json train.py``) that also
-holds all candidates, for the viewer. A file from elsewhere is checked here, once.
+It is a placement file of its best mapping (``ipu-run --placement plan.json train.py``), with all
+candidates for the viewer.
 """
 
 from __future__ import annotations

@@ -244,8 +244,7 @@ def _nearest(
 ) -> tuple[Place, Prediction] | None:
     """The place whose fullest tile lacks least, among the longest pipelines of each compile.
 
-    Of each the quickest split is tried, were its tiles larger; the nearest of these are then tried
-    with less and less, as that takes a search a time.
+    Each one's quickest split is tried on larger tiles; the nearest, a search a time, with less.
     """
     found = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
     known = [(place, prediction) for place, prediction in found if prediction is not None]

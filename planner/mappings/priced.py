@@ -21,18 +21,13 @@ RingsOf = Callable[[int, int, int], Rings]
 
 @dataclass(frozen=True)
 class Priced:
-    """The results of one compile.
-
-    ``exchange``: share of the cycles in which Blocks run that tiles exchange and meet; ``flops`` of
-    a micro-batch, forward and backward, on one of its shards; ``error``: share by which its cycles
-    are likely off (`ipuscope.profiler.confidence`), 0: not known.
-    """
+    """The results of one compile."""
 
     key: Key
     costs: Costs
-    exchange: float = 0.0
-    flops: int = 0
-    error: float = 0.0
+    exchange: float = 0.0  # share of the cycles in which Blocks run that tiles exchange and meet
+    flops: int = 0  # of a micro-batch, forward and backward, on one of its shards
+    error: float = 0.0  # share by which cycles are likely off (`profiler.confidence`); 0: unknown
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,9 @@ class Place:
     def _rings(self, rings: RingsOf) -> Rings:
         """The rings of these replicas.
 
-        With state in parts, gradients are scattered and weights gathered. That moves as many bytes
-        as an all-reduce, in more steps, as small weights stay whole with an all-reduce of their
-        own. How much longer it takes is known from the compile.
+        State in parts scatters gradients and gathers weights: as many bytes as an all-reduce, in
+        more steps, as small weights stay whole with their own all-reduce. How much longer is known
+        from the compile.
         """
         key, costs = self.priced.key, self.priced.costs
         whole = rings(key.shards, self.pipeline, self.replicas)
@@ -89,7 +84,7 @@ class Place:
 def places(priced: Priced, question: Question) -> list[Place]:
     """Every place that is legal for these costs on at most the IPUs that are asked for.
 
-    p from 1 on, one stage an IPU or, where Blocks share a weight, one that comes back to the first
+    p from 1 on, one stage an IPU or, with tied weights, one that returns to the first
     (`ipuscope.planner.search.split_search.returning`), and every number of replicas that leaves a
     whole number of micro-batches, enough for the stages.
     """
@@ -113,10 +108,7 @@ def _stage_lists(costs: Costs, question: Question) -> list[tuple[int, ...]]:
 
 
 def coming_back(place: Place, question: Question) -> list[Place]:
-    """The places in which a stage comes back to any IPU, beyond those of `places`.
-
-    On as many IPUs, and on as many as are attached.
-    """
+    """Places beyond `places`: a stage comes back to any IPU, of as many or of all attached."""
     costs = place.priced.costs
     back: list[Place] = []
     most = len(costs) - 1
@@ -158,9 +150,9 @@ def _allowed(fixed: bool | None, matters: bool) -> tuple[bool, ...]:
 
 
 def keeps_are_cheapest(costs: Costs) -> bool:
-    """Whether a stage that keeps what its Blocks save is never slower than one that recomputes.
+    """Whether stages that keep what Blocks save are never slower than those that recompute.
 
-    Then the quickest split with endless memory needs no other choice than the first.
+    Then the quickest split with endless memory needs only the first choice.
     """
     if not costs.training:
         return True
@@ -182,9 +174,9 @@ def is_legal(key: Key, question: Question) -> bool:
 
 
 def lacking(place: Place) -> int:
-    """Bytes by which all tiles together are too few, whatever the split; 0 or less: who knows.
+    """Bytes that all tiles together lack, whatever the split; 0 or less: who knows.
 
-    Every Block's weights and accumulators lie somewhere, and its code; optimiser state may not.
+    Weights, accumulators and code of each Block lie somewhere; optimiser state may not.
     """
     costs = place.priced.costs
     held = int(costs.memory.always.sum())

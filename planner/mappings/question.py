@@ -30,26 +30,22 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """``ipus``: to be used at the most.
+    """What is asked, and what is tried of each setting, the script's own first.
 
-    ``global_batch``: samples of a weight update (of a device iteration in inference), over all
-    replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried of each, the script's
-    own first. ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``:
-    seconds after which no compile begins; 0: none. ``training``: weight updates, else inference.
-    ``keeps``: what is tried of the last stage's recomputation: as the script's options say, or none
+    ``keeps``: the last stage's recomputation as the script's options say, or none
     (`ipuscope.planner.mappings.mapping.Key`). ``suggested``: of "micro_batch", "proportion" and
-    "shards", those that nobody asked for: their values are tried as long as they promise something.
+    "shards", those that nobody asked for: they are tried as long as they promise something.
     """
 
-    ipus: int
-    global_batch: int
+    ipus: int  # to be used at the most
+    global_batch: int  # samples of a weight update (or device iteration), over all replicas
     micro_batches: tuple[int, ...]
     proportions: tuple[float, ...] = (0.0,)
     shards: tuple[int, ...] = (1,)
-    fixed: Values[str, Any] = field(default_factory=dict)
-    objective: str = "throughput"
-    budget: float = 0.0
-    training: bool = True
+    fixed: Values[str, Any] = field(default_factory=dict)  # of `FIXED`: what must be so
+    objective: str = "throughput"  # of `OBJECTIVES`
+    budget: float = 0.0  # seconds after which no compile begins; 0: none
+    training: bool = True  # weight updates, else inference
     suggested: tuple[str, ...] = ()
     keeps: tuple[bool, ...] = (False,)
 

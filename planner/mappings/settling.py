@@ -22,8 +22,8 @@ MOST_SETTLED = 6  # full compiles until what leads is what was compiled
 def proportions_of_ipus(state: State) -> None:
     """Try splits whose IPUs have memory proportions of their own, of those that were compiled.
 
-    What could win is found with each Block's cheapest costs, whichever IPU has which; that is what
-    stays open where its IPUs' own are worse.
+    A bound with each Block's cheapest costs finds what could win, and stays open where the IPUs'
+    own are worse.
     """
     if state.late():
         return
@@ -54,9 +54,8 @@ def _add_with_own_proportions(state: State, mapping: Mapping) -> None:
 def settle(state: State) -> None:
     """Compile what leads in full until what leads was compiled and runs.
 
-    A compile says what memory it takes, and what its Blocks cost there: a nearer basis for other
-    splits, which are then looked for once more: a plan is no worse than what a rebalance of its
-    own profile gives.
+    A compile gives memory and Blocks' costs, a nearer basis to look for other splits once more: a
+    plan is no worse than a rebalance of its own profile.
     """
     compiled = 0
     while compiled < MOST_SETTLED and not state.late():
@@ -109,7 +108,7 @@ def take(state: State, leader: Candidate, settled: Settled) -> None:
 
 
 def _leave_room(state: State, place: Place, compiled: Candidate) -> None:
-    """Where the compile took more than a tile has: the best of the splits that leave it as much.
+    """Where a compile overflowed a tile: the best split that leaves as many bytes free.
 
     Others that are predicted to fill the tile to its last bytes may lack as many.
     """

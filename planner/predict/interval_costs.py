@@ -1,8 +1,7 @@
 """Stages as intervals of Blocks, and the split whose largest cost is least.
 
-Costs of intervals are int64[first, width]: what a stage of Blocks ``first .. first + width`` costs.
-Dynamic programming over them finds the least maximum exactly for any cost of (stage, first Block,
-last Block).
+Costs are int64[first, width], of stages of Blocks ``first .. first + width``. Dynamic programming
+finds the least maximum exactly for any cost of (stage, first Block, last Block).
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ def least_maximum(
 ) -> tuple[int, tuple[int, ...]] | None:
     """The least maximum of ``cost(k)`` over the stages of a split, and the stages' first Blocks.
 
-    ``cost(k, rows)`` has the cost of intervals that begin with these Blocks, as stage k.
-    ``begins``: the Blocks with which each stage may begin (default: any).
-
-    None where every split has an `INFINITE` stage.
+    ``cost(k, rows)``: of intervals that begin with these Blocks, as stage k; ``begins``: the Blocks
+    with which each stage may begin (default: any). None where every split has an `INFINITE` stage.
     """
     count, width = cost(0, slice(None)).shape
     behind = np.minimum(np.arange(count)[:, None] + np.arange(1, width + 1), count)
@@ -59,8 +56,8 @@ def least_maximum(
 class IntervalCosts:
     """Costs of all stages of at most ``width`` Blocks, for each allowed way of saving memory.
 
-    ``ipus``: the IPU of each stage. Memory is exact where they are all different. Where some come
-    again it is at most what the IPU holds: who looks at whole splits decides.
+    ``ipus``: the IPU of each stage. Memory is exact where all differ; else it is at most what the
+    IPU holds: who looks at whole splits decides.
     """
 
     costs: Costs
@@ -83,10 +80,7 @@ class IntervalCosts:
         return len(self.ipus)
 
     def load(self, k: int, rows: Rows = slice(None)) -> np.ndarray:
-        """Cycles of stage k with the quickest choice that fits; INFINITE if none does.
-
-        Of stages that begin with the Blocks ``rows``: int64[row, width].
-        """
+        """Cycles of stage k by its quickest choice that fits, else INFINITE: int64[row, width]."""
         every = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
         shortest = np.full_like(self.final[rows], INFINITE)
         for cycles, fits in zip(every, self.fits(k, rows), strict=True):
@@ -130,9 +124,9 @@ class IntervalCosts:
 
     @cached_property
     def _deepest(self) -> dict[tuple[bool, bool], list[np.ndarray]]:
-        """How many micro-batches stages can stash, a table of each choice; less than 0: none fits.
+        """Stashable micro-batches, less than 0 if none fits, a table of each choice.
 
-        By whether a stage has an IPU of its own, and whether tied weights pass it.
+        By whether a stage has its own IPU, and whether tied weights pass it.
         """
         assert self.memory is not None
         limit, inside = self.costs.machine.bytes_per_tile, self.final < INFINITE
@@ -159,10 +153,7 @@ def interval_costs(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
 ) -> IntervalCosts:
-    """Costs of all stages on these IPUs that take at most ``most`` cycles.
-
-    ``together``: groups of Blocks that must be in one stage.
-    """
+    """Costs of stages on these IPUs of at most ``most`` cycles; each of ``together`` is in one."""
     count, width = len(costs), _width(costs, most)
     first = np.arange(count)[:, None]
     last = first + np.arange(width)[None, :]
@@ -215,17 +206,12 @@ def _memory(
     enough: int | None,
     in_company: bool = False,
 ) -> IntervalMemory:
-    """`interval_memory`, taken from an earlier table where possible.
-
-    A table that leaves more room for a stash, or is exact, also answers for less room; a wider one
-    contains the narrower.
-    """
+    """`interval_memory`, from an earlier table that is wide enough, and exact or leaves room."""
     key = "interval_memory", choice, costs.machine.bytes_per_tile, in_company
     least_enough = INFINITE if enough is None else enough
     known_width, known_enough, table = costs.known.get(key, (0, 0, None))
     if table is None or known_width < width or known_enough < least_enough:
-        # Who asked for wider ones asks for still wider ones. A few Blocks more cost next to
-        # nothing: stages that are too full are not looked at.
+        # Who asks for wider ones asks on. More Blocks cost little: too full stages are skipped.
         wide = known_width
         if width > known_width:
             full = table is not None and bool((table.used[:, -1] >= FULL).all())
@@ -240,10 +226,7 @@ def _memory(
 def memory_of_all(
     costs: Costs, choice: Choice, most: int | None = None, in_company: bool = False
 ) -> IntervalMemory:
-    """Exact memory of all stages, or of those that take at most ``most`` cycles.
-
-    ``in_company``: the least that IPUs with these stages hold.
-    """
+    """Exact memory of stages of up to ``most`` cycles; ``in_company``: the least of their IPUs."""
     width = len(costs) if most is None else _width(costs, most)
     return _memory(costs, width, choice, None, in_company)
 

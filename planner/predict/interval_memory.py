@@ -1,7 +1,6 @@
 """What stages of all intervals of Blocks hold, each on an IPU of its own or in company.
 
-The search's tables of `ipuscope.planner.costs.tile_memory`: they say of every stage what that says
-of one, for many first Blocks at once.
+`ipuscope.planner.costs.tile_memory` for many first Blocks at once: the search's tables.
 """
 
 from __future__ import annotations
@@ -32,16 +31,13 @@ FULL = np.iinfo(np.int64).max // 8
 class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``used`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
-    tile that uses region 1, where the stash fills the gap. ``stash`` is for one micro-batch, over
-    all tiles. ``passing``: the bytes while IPUs exchange, tied weights that only pass included, if
-    every stage has an IPU of its own; 0 where none passes.
+    It holds max(``used`` + its part of the stash, ``gapped``).
     """
 
-    used: np.ndarray
-    passing: np.ndarray
-    gapped: np.ndarray
-    stash: np.ndarray
+    used: np.ndarray  # bytes on a tile
+    passing: np.ndarray  # while IPUs exchange, each with one stage, with tied weights passing; or 0
+    gapped: np.ndarray  # bytes on a tile that uses region 1, where the stash fills the gap
+    stash: np.ndarray  # of one micro-batch, over all tiles
     tiles: int
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
     exact: bool = True  # else ``used`` is an upper bound of itself
@@ -53,10 +49,7 @@ class IntervalMemory:
         return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
 
     def deepest(self, limit: int) -> np.ndarray:
-        """The most micro-batches that a stage can stash on tiles of this size; -1: it never fits.
-
-        int64[first, width], at most 2^31 - 1 where there is no end.
-        """
+        """Micro-batches that tiles of this size can stash: -1: never fits; 2^31 - 1: no end."""
         room = limit - np.maximum(self.used, self.passing)
         fits = (room >= 0) & (self.gapped <= limit)
         endless = np.iinfo(np.int32).max
@@ -95,8 +88,8 @@ def interval_memory(
     """Memory of all stages of at most ``width`` Blocks; those beyond the last Block count as full.
 
     ``enough``: the most bytes that any depth of stash adds to a tile. If all stages then certainly
-    fit, ``used`` is only an upper bound, which avoids computing the vectors over tiles.
-    ``in_company``: of IPUs that may run further stages, which hold no less (`at_least`).
+    fit, ``used`` is only an upper bound, which needs no vectors over tiles. ``in_company``: of IPUs
+    that may run further stages, which hold no less (`at_least`).
     """
     count = len(costs)
     width = min(width, count)
@@ -184,10 +177,7 @@ class _Grown:
         return _Grown(self.used[some], self.passing[some])
 
     def take(self, other: _Grown, where: np.ndarray) -> None:
-        """The other's stages, ``where`` they are to be taken: bool[first, width].
-
-        The other may have fewer of either, from the first on.
-        """
+        """Take the other's stages ``where``, bool[first, width]; it may have fewer, from 0 on."""
         rows, width = other.used.shape
         chosen = where[:rows, :width]
         for mine, theirs in ((self.used, other.used), (self.passing, other.passing)):
@@ -199,8 +189,7 @@ def _exactly(
 ) -> _Grown:
     """Bytes of the fullest tile without its stash.
 
-    If a stage is too full, so are the longer ones with the same first Block: they are not examined
-    and count as full.
+    Beyond a stage that is too full, longer ones with its first Block count as full, unexamined.
     """
     count = len(costs)
     kind = _kind(costs, always, own)
@@ -229,10 +218,7 @@ def _at_the_end(
 def _write_the_whole(
     costs: BlockCosts, choice: Choice, grown: _Grown, stash: np.ndarray
 ) -> np.ndarray:
-    """Write the one stage of all Blocks, which keeps what others run again.
-
-    The result is ``stash`` without it.
-    """
+    """Write the stage of all Blocks, which keeps what others recompute; ``stash`` without it."""
     end = len(costs) - 1
     alone = Part(0, end, 0, replace(choice, recompute=False))
     grown.used[0, end] = ipu_bytes(costs, [alone]).max()
@@ -251,8 +237,8 @@ def _with_readers(
 ) -> None:
     """Write the stages that have tied weights with Blocks that read them into ``grown``.
 
-    Gradients are added there where they are made; a stage that grows does not know yet that it will
-    have these Blocks. Its rows are stages from ``begin`` on.
+    They add gradients where these are made, which a growing stage does not know yet. Its rows are
+    stages from ``begin`` on.
     """
     ties = costs.cuts.ties.blocks if not in_company else ()
     rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.used))
@@ -307,10 +293,7 @@ def _grow(
     in_company: bool = False,
     last: int | None = None,
 ) -> None:
-    """Write the fullest tiles of stages that begin at ``begin`` or later into ``grown``.
-
-    ``last``: a Block that all of them have, as far as they begin before it.
-    """
+    """Write fullest tiles of stages from ``begin`` on into ``grown``; all with Block ``last``."""
     count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
     pieces = costs.memory.code
@@ -364,9 +347,9 @@ def _grow(
 
 
 def _shared_code(costs: BlockCosts) -> dict[int, list[tuple[int, int]]]:
-    """Blocks and pieces of code that they share with an earlier Block, by how much earlier that is.
+    """Blocks and code that they share with an earlier Block, by how much earlier the last one is.
 
-    Of the last one to have them: a stage with both holds them once.
+    A stage with both holds it once.
     """
     apart: dict[int, list[tuple[int, int]]] = {}
     for piece, users in enumerate(costs.memory.code_users):

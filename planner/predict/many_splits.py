@@ -1,8 +1,8 @@
 """Cycles of many splits at once: `what_if` without laying out a schedule for each.
 
 Arrays are int64[split, stage] unless noted. A million splits take about a second if each stage has
-an IPU of its own (a closed form). If stages share an IPU, or transfers overlap with work, the few
-distinct pipeline cycles are computed for each split.
+an IPU (a closed form). If stages share one, or transfers overlap with work, each split's few
+distinct pipeline cycles are computed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ManySplits:
 def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
     """Cycles of a weight update (a device iteration in inference): int64[split].
 
-    They equal those of `what_if`, unless I/O continues from one device iteration into the next:
-    then they are at most those, as loads beside the weight update are left out.
+    As in `what_if`; at most that if I/O continues into the next device iteration, as loads beside
+    the weight update are left out.
     """
     stages = splits.starts.shape[1]
     micro_batches = counted_micro_batches(costs, stages)
@@ -153,10 +153,7 @@ class _Turn:
         return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
 
     def _copies(self) -> np.ndarray:
-        """Cycles of the longest exchange of an IPU with the others, per split: `what_if._copies`.
-
-        What Blocks share does not travel to IPUs that already have it, as in `Cuts.crossing`.
-        """
+        """Longest exchange of an IPU, by split: `what_if._copies`, without what need not travel."""
         costs, machine, stages = self.costs, self.costs.machine, self.first.shape[1]
         size = len(self.first)
         ways = np.zeros((2, size, self.num_ipus))

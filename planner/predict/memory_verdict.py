@@ -1,7 +1,7 @@
 """Whether an IPU holds what it would run, as one of three answers.
 
-A profile says what its own split holds. For any other split, tiles are an estimate, and only a
-compile can decide what is nearer to a tile's end than predictions were off: `BELOW` it, or `ABOVE`.
+Of any split but the profile's, tiles are an estimate: only a compile can decide what is nearer to a
+tile's end than predictions were off, `BELOW` it or `ABOVE`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import Held, Part, held_by, held_by_each, passing_through
 
-# Shares of a tile by which bytes of another split were predicted too few, and too many, at most:
-# 2.0 % and 4.9 % on 71 IPUs (docs/rebalance.md#how-far-predicted-bytes-are-off), and 5.8 % too few
-# in a case that an outside judge reported.
+# Shares of a tile that predicted bytes of another split were too few, and too many, at most: 2.0 %
+# and 4.9 % on 71 IPUs (docs/rebalance.md#how-far-predicted-bytes-are-off), and 5.8 % too few in a
+# case that an outside judge reported.
 BELOW = 0.06
 ABOVE = 0.05
 
@@ -32,10 +32,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """For one IPU: the bytes on its fullest tile, gaps included, and what most of them are.
-
-    ``exact``: the profile holds exactly this. ``free`` is negative where the tile has too little.
-    """
+    """Of an IPU: bytes on its fullest tile, gaps included, and what most of them are."""
 
     ipu: int
     tile: int
@@ -43,7 +40,7 @@ class Verdict:
     limit: int
     largest: str
     largest_bytes: int
-    exact: bool = False
+    exact: bool = False  # the profile holds exactly this
 
     @property
     def free(self) -> int:
@@ -70,10 +67,7 @@ class Verdict:
 def verdicts(
     costs: Costs, parts: Sequence[Part], ipus: Sequence[int], exact: bool = False
 ) -> tuple[Verdict, ...]:
-    """The verdict on each IPU up to the last; an IPU without a stage is all free.
-
-    ``parts`` have all Blocks, in order; ``ipus``: the IPU of each stage.
-    """
+    """The verdict on each IPU, all free without a stage; ``parts`` have all Blocks, in order."""
     limit = costs.machine.bytes_per_tile
     stages: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
     for part, ipu in zip(parts, ipus, strict=True):
@@ -99,10 +93,7 @@ def verdict_on(
     exact: bool = False,
     passing: np.ndarray | None = None,
 ) -> Verdict:
-    """The verdict on one IPU that runs these stages; without any it is all free.
-
-    ``passing``: bytes that other IPUs send through it (`passing_of`), int64[tile].
-    """
+    """The verdict on an IPU with these stages, all free without any; ``passing``: `passing_of`."""
     limit = costs.machine.bytes_per_tile
     if not parts:
         return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
@@ -125,10 +116,7 @@ def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
 
 
 def summary(found: Sequence[Verdict]) -> str:
-    """All IPUs of a split together: the worst answer, with the IPU where not all agree.
-
-    The fullest IPU represents those with the same answer.
-    """
+    """All IPUs of a split together: the worst answer, with the fullest IPU that has it."""
     over = [one for one in found if one.answer is Answer.OVER]
     close = [one for one in found if one.answer is Answer.CLOSE]
     if not over and not close:

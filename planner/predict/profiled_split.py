@@ -12,19 +12,13 @@ from ipuscope.profiler.timeline import schedule_types
 
 
 def profiled_split(report: Report) -> Prediction:
-    """`what_if` of the split that was profiled.
-
-    ValueError where it has no costs, or its stages do not follow the order of the Blocks.
-    """
+    """`what_if` of the profiled split; ValueError: no costs, or stages not in order of Blocks."""
     costs = Costs.from_report(report)
     return what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
 
 
 def predicted_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The critical path over IPUs of the schedule that is predicted of this split.
-
-    IPU, start and end of each piece, as `path_on_ipus` has the profiled one's.
-    """
+    """IPU, start and end of pieces of the predicted critical path, like `path_on_ipus`."""
     schedule = profiled_split(report).schedule
     rank = np.isin(schedule.kind, schedule_types.BESIDE) + 2 * (
         schedule.kind == schedule_types.IDLE

@@ -35,8 +35,8 @@ def parse_assignment(
 
     A stage for each Block ("0,0,1,2"), how many Blocks each stage has ("2-1-1"), names with stages
     parted by "/" and an IPU behind "@" ("A,B/C@1/D@0"; default: as the stages count), or the path
-    of a placement file. ``ipus`` takes the place of all of them. With the profile's ``costs`` a
-    file's stages save memory as it says. ValueError says what is wrong with the words.
+    of a placement file, whose choices count with the profile's ``costs``. ``ipus`` replaces any
+    IPUs. ValueError says what is wrong.
     """
     words, listed = words.strip(), None if ipus is None else list(ipus)
     said: list[dict[str, Any]] = []

@@ -1,7 +1,4 @@
-"""Prediction of another split: the engine's own schedule over the profile's costs.
-
-It takes milliseconds.
-"""
+"""Prediction of another split in milliseconds: the engine's schedule over the profile's costs."""
 
 from __future__ import annotations
 
@@ -29,18 +26,13 @@ from ipuscope.profiler.units import listed
 
 _MOST_NAMED = 6  # IPUs through which a weight travels
 
-# Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
-# neither time nor memory follows a number that someone wrote.
+# Micro-batches laid out one by one; more, all alike, are multiplied, whatever someone wrote.
 MOST_LAID_OUT = 2048
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages and their IPUs.
-
-    ``starts`` are the first Blocks of the stages, ``ipus`` their IPUs, ``choices`` how each saves
-    memory (empty: all as profiled).
-    """
+    """Stages by first Blocks ``starts``; ``ipus`` and ``choices`` of each (empty: as profiled)."""
 
     starts: tuple[int, ...]
     ipus: tuple[int, ...]
@@ -48,10 +40,7 @@ class Assignment:
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
-        """The assignment with this stage for each Block, with stages in order from 0.
-
-        Raises ValueError if a stage is skipped or returns.
-        """
+        """From a stage for each Block, in order from 0; ValueError if one is skipped or returns."""
         stages_of = [int(k) for k in stage]
         stages = max(stages_of, default=-1) + 1
         if stages_of != sorted(stages_of) or sorted(set(stages_of)) != list(range(stages)):
@@ -97,9 +86,8 @@ class Assignment:
 class Prediction:
     """The predicted result of an assignment; memory and schedule are computed on first use.
 
-    Cycles; bytes. ``ramps`` and ``update`` are cycles of a weight update's ramp-up and ramp-down
-    together, and of what comes after its last pipeline cycle. ``legal``: there are enough
-    micro-batches for this many stages.
+    Cycles; bytes. ``ramps``: a weight update's ramp-up and ramp-down together; ``update``: after
+    its last pipeline cycle. ``legal``: there are enough micro-batches for this many stages.
     """
 
     assignment: Assignment
@@ -271,8 +259,8 @@ def laid_out(
 ) -> tuple[Schedule, int]:
     """The schedule of the first micro-batches, and the cycles of all of them.
 
-    It has ``most`` micro-batches, or four for each stage if that is more. The cycles are exact,
-    because between ramp-up and ramp-down one pipeline cycle is like another.
+    It has ``most``, or four for each stage if that is more. Cycles are exact: between ramp-up and
+    ramp-down, pipeline cycles are alike.
     """
     run = schedules.pipelined if pipelined else schedules.sharded
     shown = min(micro_batches, max(most, 4 * len(costs.forward)))
@@ -306,9 +294,9 @@ def placement_file(
 ) -> dict[str, Any]:
     """The placement for ``ipu-run --placement``, for `json.dump`.
 
-    It has the stages with Blocks and IPUs, how each saves memory, and the predicted result, which
-    ``ipu-report rebalance --verify`` compares with the compiled one. ``sets_accumulation``: it goes
-    before the script's; without, a script may still be asked for another.
+    Stages with Blocks and IPUs, how each saves memory, and the predicted result, which ``ipu-report
+    rebalance --verify`` compares with the compiled one. ``sets_accumulation``: it goes before the
+    script's; without, a script may still be asked for another.
     """
     stages = [
         _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
@@ -348,8 +336,7 @@ def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str,
 def keeping_their_proportion(costs: Costs, part: Part, ipu: int) -> dict[str, float]:
     """Blocks of a stage that were profiled with another memory proportion than its IPU's.
 
-    Their plans, and so their cycles and bytes, are predicted unchanged; to keep them so, the
-    placement file gives their proportions Block by Block.
+    The placement file gives them, so plans, cycles and bytes stay as predicted.
     """
     here = dict(costs.proportions).get(str(ipu), costs.usual_proportion)
     blocks = range(part.first, part.last + 1)
@@ -392,10 +379,9 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles of each IPU's exchange with the others.
+    """Cycles of each IPU's exchange: the farthest one's latency, plus the busier direction [JIA].
 
-    The latency of the farthest one, plus the busier direction, with each neighbour's bytes at the
-    rate of the link to it [JIA].
+    Each neighbour's bytes go at the rate of the link to it.
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
@@ -427,10 +413,7 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
 
 
 def _passed_on(costs: Costs, assignment: Assignment) -> list[str]:
-    """Tied weights that stages hold only to pass them on, and for how many bytes of a tile.
-
-    They are there with their gradient while IPUs exchange (`tile_memory.passing_through`).
-    """
+    """Tied weights that stages only pass on, with gradients (`passing_through`), and tile bytes."""
     ties, stage = costs.cuts.ties, assignment.stage_of(len(costs))
     passed = []
     weights = zip(ties.names, ties.blocks, costs.tied_bytes, strict=True)

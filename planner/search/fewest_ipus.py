@@ -12,10 +12,9 @@ from ipuscope.planner.search.split_search import Split, best_split
 def fewest_ipus(
     costs: Costs, choices: Sequence[Choice] = (), together: Sequence[Sequence[int]] = ()
 ) -> Split:
-    """The best split onto the fewest IPUs that can run.
+    """The best split onto the fewest IPUs that can run; ValueError, the last one's, if none can.
 
-    More stages need not fit where fewer do not: each stashes for all that follow. So all numbers
-    are tried from 1 on. ValueError, of the last that was tried, where none can run.
+    All numbers are tried from 1 on: more stages, each stashing for all that follow, may not fit.
     """
     problem = ""
     for stages in range(1, len(costs) + 1):

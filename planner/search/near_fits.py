@@ -23,8 +23,7 @@ _STEPS = 3  # from a tile's end to the margin: the nearer to the end, the likeli
 def or_close(costs: Costs, search: Callable[[Costs], Split]) -> Split:
     """What ``search`` finds, or a split of which only a compile can tell whether it fits.
 
-    ``search`` raises ValueError where none fits these costs, and so does this where none is within
-    the margin either.
+    ValueError, as ``search`` raises where nothing fits, if nothing is within the margin either.
     """
     try:
         return search(costs)
@@ -39,7 +38,7 @@ def or_close(costs: Costs, search: Callable[[Costs], Split]) -> Split:
 def quicker_if_it_fits(
     costs: Costs, search: Callable[[Costs], Split], found: Split
 ) -> Split | None:
-    """A quicker split than ``found`` that a compile may or may not find too large; None without.
+    """A split quicker than ``found`` that is too close to call, or None.
 
     It is looked for only where memory is what keeps the slowest stage of ``found`` long.
     """

@@ -1,11 +1,9 @@
 """The split with the least cycles of a whole weight update, and a bound for all others.
 
-The search goes through the splits of the first Blocks, stage by stage, and keeps every way to
-continue that a lower bound does not rule out. The bound adds what the stages
-so far take in the ramps and, for those to come, the least bottleneck by dynamic programming. If few
-enough ways remain, the best of them is optimal. If there are more, nearly alike ways are merged
-into one that is as good as the best of them in every respect: no split takes less than the best of
-these.
+The search splits the first Blocks, stage by stage, and keeps every way to continue that a lower
+bound does not rule out: what the stages so far take in the ramps and, for those to come, the least
+bottleneck by dynamic programming. If few enough ways remain, the best is optimal. Else nearly alike
+ways are merged into one as good as the best of them in every respect, whose best bounds all splits.
 """
 
 from __future__ import annotations
@@ -38,16 +36,14 @@ from ipuscope.planner.search.update_bounds import (
 
 MOST_APART = 400_000  # ways x stages up to which none need go on as one
 _WAYS = 1_000  # kept at a time at the least
+_CELLS = 4_000_000  # of way x stage x Block that are looked at where some go on as one
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
 
 @dataclass(frozen=True)
 class LeastUpdate:
-    """A split, its cycles per weight update, and ``bound``, a lower bound for all splits.
-
-    ``bound`` equals ``total`` if the split is proven to be the best.
-    """
+    """A split, its cycles per weight update, and ``bound``, for all splits; equal: proven best."""
 
     assignment: Assignment
     total: int
@@ -63,31 +59,28 @@ def least_update(
 ) -> LeastUpdate:
     """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
 
-    ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
-    must be on one IPU; ``bottleneck``: a lower bound on the cycles of the busiest IPU, over all
-    splits.
+    ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks for
+    one IPU; ``bottleneck``: a lower bound on the busiest IPU's cycles, over all splits.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     most = longest_within(costs, known.ipus, least.total, choices)
     apart = len(set(known.ipus)) == len(known.ipus)
     table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
     search = Search(costs, table, known.ipus, together, bottleneck)
-    return search.run(least, max(_WAYS, MOST_APART // len(known.ipus)), least.total)
+    ways, cells = MOST_APART // search.stages, table.final.shape[1] * search.stages
+    if not search.few(ways):
+        ways = max(_WAYS, min(ways, _CELLS // cells))
+    return search.run(least, ways, least.total)
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """Bounds on stages k and later, where they begin with a Block: int64[Block + 1] each.
+    """Bounds on stages k and later by their first Block: int64[Block + 1]; `INFINITE`: no split."""
 
-    ``slowest``: the least that the longest of them can be; ``link``: bytes of the busiest link;
-    ``update``: cycles of the longest weight update; ``behind``: the sum over them of the longest
-    from each on. `INFINITE` where no split goes on from there.
-    """
-
-    slowest: np.ndarray
-    link: np.ndarray
-    update: np.ndarray
-    behind: np.ndarray
+    slowest: np.ndarray  # the least that the longest of them can be
+    link: np.ndarray  # bytes of the busiest link
+    update: np.ndarray  # cycles of the longest weight update
+    behind: np.ndarray  # the sum over them of the longest from each on
 
     @classmethod
     def end(cls, blocks: int) -> _Rest:
@@ -99,23 +92,18 @@ class _Rest:
 
 @dataclass(frozen=True)
 class _Ways:
-    """Ways to split the first Blocks; arrays over ways.
-
-    ``forward``, ``backward``, ``both``, ``link``, ``update``: the most of a stage so far;
-    ``ramps``: cycles that its stages so far take in ramps at the least. ``choice``: how its last
-    stage saves memory; ``before``: the row of the way without that stage.
-    """
+    """Ways to split the first Blocks; arrays over ways."""
 
     begin: np.ndarray  # the next Block
-    forward: np.ndarray
+    forward: np.ndarray  # the most of a stage so far, as the next four
     backward: np.ndarray
     both: np.ndarray
     link: np.ndarray
     update: np.ndarray
-    ramps: np.ndarray
+    ramps: np.ndarray  # the least cycles that its stages so far take in ramps
     bound: np.ndarray
-    choice: np.ndarray
-    before: np.ndarray
+    choice: np.ndarray  # how its last stage saves memory
+    before: np.ndarray  # the row of the way without that stage
 
     def where(self, rows: np.ndarray) -> _Ways:
         """Some of the ways."""
@@ -130,20 +118,15 @@ _WORST = ("forward", "backward", "both", "link", "update", "ramps")
 
 @dataclass(frozen=True)
 class _Stages:
-    """The ways to choose one stage, sorted by first Block; int64[way].
-
-    ``behind``: the Block after its last one; ``choice``: the number of its way of saving memory;
-    ``forward``, ``backward``: cycles a micro-batch; ``link``: bytes over its IPU's busier link;
-    ``update``: cycles of its weight update.
-    """
+    """The ways to choose one stage, sorted by first Block; int64[way]."""
 
     first: np.ndarray
-    behind: np.ndarray
-    choice: np.ndarray
-    forward: np.ndarray
-    backward: np.ndarray
-    link: np.ndarray
-    update: np.ndarray
+    behind: np.ndarray  # the Block after its last one
+    choice: np.ndarray  # the number of its way of saving memory
+    forward: np.ndarray  # cycles a micro-batch
+    backward: np.ndarray  # cycles a micro-batch
+    link: np.ndarray  # bytes over its IPU's busier link
+    update: np.ndarray  # cycles of its weight update
 
     def where(self, rows: np.ndarray) -> _Stages:
         """Some of the ways."""
@@ -151,10 +134,7 @@ class _Stages:
 
 
 class Search:
-    """What all partial splits share: cycles of stages, and bounds on what is still to come.
-
-    Tables of stages are int64[first, width], as those of `IntervalCosts`.
-    """
+    """What partial splits share: cycles of stages, int64[first, width], and bounds on the rest."""
 
     def __init__(
         self,
@@ -262,10 +242,7 @@ class Search:
         return _Rest(*bounds)
 
     def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
-        """Where each choice fits as stage k and no other is at least as good in every respect.
-
-        Of the stages that begin with the Blocks ``rows``.
-        """
+        """Where stage k of ``rows`` fits each choice and no other is as good in every respect."""
         allowed = self.table.allowed[rows]
         lengths = [self._of_stage(k, c, rows) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
@@ -336,7 +313,7 @@ class Search:
     def run(self, least: LeastUpdate, most: int, below: int) -> LeastUpdate:
         """A better split than ``least``, or a better bound, with at most this many ways a time.
 
-        Ways whose bound is ``below`` or more are not looked at: the bound found is at most that.
+        Ways whose bound is ``below`` or more are skipped: the bound found is at most that.
         """
         ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
         merged, unit, steps = False, 1, list[_Ways]()

@@ -22,9 +22,9 @@ _ROOM = (1.1, 1.5, 4.0, 1e6)  # times a tile, up to which the smallest split is 
 def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
     """The split over these IPUs with the smallest fullest tile that was found.
 
-    That of one stage an IPU is the smallest of all, as stages save memory as profiled. Where IPUs
-    come again, cuts move by one Block from equal numbers of Blocks a stage while the fullest tile
-    shrinks (a local search: another split may be smaller still).
+    One stage an IPU, it is the smallest of all with memory saved as profiled. Where IPUs come
+    again, cuts of equal numbers of Blocks move by one while the fullest tile shrinks (a local
+    search).
     """
     count, stages = len(costs), len(ipus)
     if not 1 <= stages <= count:
@@ -65,8 +65,7 @@ def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
 def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
     """The nearest split, where and by how much it does not fit, and what would make it fit.
 
-    With ``levers`` the way out is said as `ipu-run --with` takes it, else as `ipu-report rebalance`
-    does.
+    ``levers``: the way out is for `ipu-run --with`, else for `ipu-report rebalance`.
     """
     near = nearest(costs, ipus)
     worst = min(_verdicts(costs, near), key=lambda one: one.free)
@@ -162,8 +161,8 @@ def does_not_fit(
 ) -> str:
     """A sentence about the first Blocks that no stage can hold.
 
-    A single Block that overflows wherever it is; else how far each stage gets at the most from the
-    one before, until Blocks are left over; else that Blocks which must be together are not.
+    A single Block that overflows anywhere; else how far each stage gets at most from the one
+    before, until Blocks are left over; else that Blocks which must be together are not.
     """
     count, limit = len(costs), costs.machine.bytes_per_tile
     lead = f"no split of {count} Blocks into {units.count(stages, 'stage')} fits: "

@@ -1,10 +1,10 @@
 """Splits whose stages return to an IPU, like public BERT's 0, 1, 2, 3, 0.
 
-An IPU's cycles are then those of all its stages, and its memory holds them all, so a split is not a
-chain of independent stages. The search goes stage by stage. Besides its position it remembers the
-stages of IPUs that will be met again; among ways that agree in these, only the best is continued.
-That is exact where no tied weight passes IPUs that do not read it, or where all do so for sure. It
-counts none that only may pass, so that its bottleneck is else a lower bound.
+Cycles and memory of an IPU are those of all its stages, so a split is no chain of independent ones.
+The search goes stage by stage, remembers its position and the stages of IPUs that will be met
+again, and continues the best of ways that agree in these. That is exact where no tied weight passes
+IPUs that do not read it, or all do so for sure; else the bottleneck is a lower bound: what only may
+pass is not counted.
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ def least_bottleneck_revisiting(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
 ) -> tuple[int, Assignment] | None:
-    """The least cycles of the busiest IPU per micro-batch, and a split that has them.
+    """The least cycles of the busiest IPU per micro-batch, at most ``most``, and a split with them.
 
-    Only if they are at most ``most``.
-
-    ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where
-    there is none. Raises `TooManyWays`.
+    ``ipus``: of each stage. ``together``: groups of Blocks for one IPU. None where there is none.
+    Raises `TooManyWays`.
     """
     search = _Search(
         costs, tuple(ipus), tuple(choices), most, tuple(map(frozenset, together)), memory
@@ -186,10 +184,7 @@ class _Search:
 
 
 def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, list[list[int]]]:
-    """Cycles of a stage by its choice, its first Block, and how many more Blocks it has.
-
-    Under None those of the last stage. Worked out once for the costs.
-    """
+    """Cycles of a stage by choice (None: the last stage), first Block and number of more Blocks."""
     key = "lengths of stages", choices
     if key not in costs.known:
         early, final = cycles_of_intervals(costs, choices, len(costs))

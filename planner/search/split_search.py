@@ -1,9 +1,8 @@
 """The quickest contiguous split into stages, and a lower bound for any split.
 
-Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
-memory of a tile. From there `partial_splits` finds the least cycles of a whole weight update, and
-either proves that they are the least or reports the remaining gap. Where it does not prove it,
-neighbouring splits are tried.
+Dynamic programming over intervals of Blocks finds the least bottleneck exactly, within a tile's
+memory. From there `partial_splits` finds the least cycles of a whole weight update, and proves them
+least or reports the gap; without a proof, neighbouring splits are tried.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ _MOST_NAMED = 6  # moves
 _TRIED = 1_000  # ways at a time, where not all are looked at
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
-# In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
-# update something.
+# In order of preference at equal cycles: those for nothing, then those for cycles of an update.
 ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), Choice(True, True))
 
 
@@ -62,9 +60,9 @@ class Split:
     """A proposed split, its predicted cost, and sentences that explain it.
 
     ``bottleneck``: cycles of its busiest IPU per micro-batch; ``least_bottleneck``: the least
-    possible within the memory; ``lower_bound``: the least possible with unlimited memory. The
-    latter two are exact for these costs. ``least_total``: no split onto this list of IPUs takes
-    fewer cycles per weight update (a device iteration in inference).
+    within the memory; ``lower_bound``: with unlimited memory, both exact for these costs.
+    ``least_total``: no split onto these IPUs takes fewer cycles per weight update (a device
+    iteration in inference).
     """
 
     prediction: Prediction
@@ -104,12 +102,10 @@ def best_split(
 ) -> Split:
     """Find the quickest split into ``stages`` (default: as many as profiled).
 
-    ``Split.proven`` says whether it is the best possible, ``Split.gap`` how far it may be from it.
-
-    ``ipus``: the IPU of each stage, which may repeat (default: one stage per IPU). ``together``:
-    groups of Blocks that must be on one IPU, such as those that share a weight. ``choices``: which
-    ways of saving memory each stage may take (default: all as profiled). Raises ValueError if there
-    are fewer Blocks than stages, or if no split fits.
+    ``ipus``: the IPU of each stage, which may repeat (default: one each). ``together``: groups of
+    Blocks for one IPU, such as those that share a weight. ``choices``: ways of saving memory that
+    stages may take (default: as profiled). Raises ValueError if there are fewer Blocks than stages,
+    or if no split fits.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
@@ -142,9 +138,9 @@ def one_an_ipu(most: int) -> list[tuple[int, ...]]:
 def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
     """Stage lists onto this many IPUs in which one IPU has two stages.
 
-    The last stage may be on an earlier one's IPU, as in public BERT's 0, 1, 2, 3, 0, whose head is
-    beside the embedding whose weight it reads. If there are few IPUs, each of them may be the one,
-    and any stage may be the one that returns (0, 1, 0, 2).
+    The last stage may be on an earlier one's IPU, as in public BERT's 0, 1, 2, 3, 0: the head
+    beside the embedding whose weight it reads. On few IPUs, any may have two stages, and any stage
+    may return (0, 1, 0, 2).
     """
     if not 1 < most < len(costs):
         return []
@@ -165,10 +161,9 @@ def quickest(
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
 ) -> Split:
-    """The quickest split onto as many IPUs as were profiled, or fewer.
+    """The quickest split onto the profiled number of IPUs, or fewer; ValueError if none can run.
 
-    Candidates have one stage per IPU, a list of IPUs in which one returns, or the profiled list.
-    The search runs only once. Raises ValueError if no split can run.
+    One stage per IPU, a list in which one IPU returns, or the profiled list; one search for all.
     """
     key = "quickest", tuple(map(tuple, together)), tuple(choices)
     if key not in costs.known:
@@ -195,9 +190,8 @@ def quickest_split(
 ) -> Split:
     """The quickest split that can run on any of these lists of stages' IPUs.
 
-    Of equally quick splits it is the one for the earliest list. The most promising lists are
-    examined first; those that cannot beat the best one so far are skipped. Raises ValueError if
-    none can run, with the reason for the last list.
+    The earliest list's of equally quick ones. Lists that promise most come first; those that cannot
+    beat the best so far are skipped. ValueError if none can run, with the reason for the last list.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     bounds = {
@@ -259,10 +253,7 @@ def _legal(costs: Costs, stages: int) -> bool:
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:
-    """No split into fewer stages, one per IPU, fits, even if none of them stashed anything.
-
-    ``in_company``: nor if IPUs have several stages each.
-    """
+    """No split into fewer stages, one an IPU (``in_company``: any), fits, even without stashes."""
     count, limit = len(costs), costs.machine.bytes_per_tile
     tables = (memory_of_all(costs, choice, in_company=in_company) for choice in choices)
     fits = np.logical_or.reduce([table.fullest(0) <= limit for table in tables])
@@ -281,12 +272,10 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = Fa
 
 
 def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
-    """A lower bound on the cycles of any split onto these IPUs, computed without examining stages.
+    """A lower bound on the cycles of any split onto these IPUs, without examining stages.
 
-    ``choices``: ways of saving memory that stages may take (default: any).
-
-    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take cycles that grow
-    with the work of all stages (`_at_least_with_ramps`).
+    ``choices``: ways of saving memory (default: any). A pipeline's busiest IPU does its work for
+    each micro-batch; ramps grow with all stages' work (`_at_least_with_ramps`).
     """
     count = counted_micro_batches(costs, len(ipus))
     work = costs.cycles.work if costs.training else costs.cycles.forward
@@ -307,18 +296,15 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
     """A lower bound on the cycles of a pipeline's work.
 
     ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
-    stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
-    IPU does all of that; `ramps_of_longest` has the other bound.
+    stages, per micro-batch. With a longest stage of c cycles it is at least G c, the work of one
+    IPU; `ramps_of_longest` has the other bound.
     """
     lost, times = ramps_of_longest(stages, training)
     return max(count * slowest, (count - lost) * slowest + times * whole)
 
 
 def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
-    """The least possible work of the largest of this many stages.
-
-    ``early``: the Blocks' work in stages that are followed by others, ``last``: in the last one.
-    """
+    """Least work of the largest stage; of Blocks in the ``last`` stage, and ``early`` in others."""
     total = [0, *np.cumsum(early).tolist()]
     behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
     low, high = max(int(last.max()), -(-behind[0] // stages)), total[-1]
@@ -340,10 +326,9 @@ def least_bottleneck(
     memory: bool = True,
     at_least: int = 0,
 ) -> tuple[int, Assignment]:
-    """The least cycles per micro-batch of the slowest of this many stages, one per IPU; exact.
+    """Least cycles per micro-batch of the slowest stage, one per IPU, and a split with them; exact.
 
-    And a split that has them. ``memory`` False: with unlimited memory. ``at_least``: where to begin
-    the search. Raises ValueError if no split fits.
+    ``memory`` False: unlimited. ``at_least``: where to begin. Raises ValueError if no split fits.
     """
     reached: list[tuple[IntervalCosts, tuple[int, ...]]] = []
 
@@ -368,10 +353,7 @@ def least_bottleneck(
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """The result of ``try_most`` with an increasing limit, once it finds one.
-
-    ``try_most(most)`` finds the least value that is at most ``most``.
-    """
+    """The first result of ``try_most``, the least value up to a limit, as the limit grows."""
     most += most // (4 * _WIDER)
     while True:
         least = try_most(most)
@@ -440,8 +422,7 @@ def _one_that_holds(
 ) -> Assignment:
     """A split that fits onto the IPUs of ``like``, which does not as tied weights pass some IPUs.
 
-    ``bottleneck``: a lower bound on that of all splits. Raises ValueError where there is none, or
-    where too many would have to be looked at.
+    ``bottleneck``: a lower bound for all splits. ValueError: none, or too many to look at.
     """
     table = interval_costs(costs, like.ipus, choices, longest(costs))
     search = Search(costs, table, like.ipus, together, bottleneck)
@@ -461,8 +442,7 @@ def _somewhere(
 ) -> Assignment:
     """Where to begin if not all ways onto these IPUs can be looked at.
 
-    The split that was profiled, or one with as much work in each stage. Raises ValueError if that
-    does not fit.
+    The profiled split, or one with even work in each stage; ValueError if that does not fit.
     """
     if ipus == costs.ipus and _contiguous(costs):
         begin = Assignment.of(costs.stage.tolist(), costs.ipus)
@@ -492,10 +472,7 @@ def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block as long as that shortens a weight update and the split fits.
-
-    If evaluation is fast, several neighbouring cuts also move together.
-    """
+    """Move cuts, several if that is fast, by one Block while that shortens an update and fits."""
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
     moves = [

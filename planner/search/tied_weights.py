@@ -20,10 +20,7 @@ def back_home(costs: Costs, present: Assignment) -> Iterator[Assignment]:
 def with_reader_home(
     present: Assignment, stage: list[int], home: int, reader: int
 ) -> Assignment | None:
-    """The split with the Blocks from ``reader`` on as a stage on the IPU of ``home``.
-
-    None if they are already there, or if the reader is not in the last stage.
-    """
+    """The split with a stage from ``reader`` on at ``home``; None: it is there, or not last."""
     ipu = present.ipus[stage[home]]
     if stage[reader] != len(present.starts) - 1 or present.ipus[-1] == ipu:
         return None

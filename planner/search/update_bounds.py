@@ -16,17 +16,12 @@ from ipuscope.profiler.timeline import closed_forms
 
 @dataclass(frozen=True)
 class PipelineWeights:
-    """How many pipeline cycles last as long as each kind of stage.
+    """How many pipeline cycles last as long as each kind of stage."""
 
-    ``main``: at least as long as the longest stage; ``behind``: as the longest of a stage and those
-    after it, for each stage but the first; ``ahead``: as the longest forward and the longest
-    backward up to each stage but the last; ``each``: as syncs and copies.
-    """
-
-    main: int
-    behind: int
-    ahead: int
-    each: int
+    main: int  # at least as the longest stage
+    behind: int  # as the longest of a stage and those after it, for each but the first
+    ahead: int  # as the longest forward and the longest backward up to each stage but the last
+    each: int  # as syncs and copies
 
     @classmethod
     def of(cls, costs: Costs, ipus: Sequence[int]) -> PipelineWeights:
@@ -47,10 +42,10 @@ def ramps_of_longest(stages: int, training: bool) -> tuple[int, int]:
 
     G: micro-batches, c: cycles of the longest of K stages. In training
     (`ipuscope.profiler.timeline.closed_forms.training_cycles`) the main part takes (G - 2K + 2) c.
-    Let the longest be stage j. While the pipeline fills, each cycle up to stage k < j takes what
-    that one does, and c from j on: S + (K - 1 - j) c, where S is the work before j. While it
-    drains, twice each: 2 j c, and 2 S' for the work S' behind j. As S is at most j c, that is least
-    where it is as much: (K - 3) c + twice the whole. Inference has each once.
+    Let stage j be longest, S the work before it, S' behind it. Each cycle of the ramp-up up to
+    stage k < j takes what that one does, and c from j on: S + (K - 1 - j) c; ramp-down, twice each:
+    2 j c and 2 S'. As S is at most j c, that is least where it is as much: (K - 3) c + twice the
+    whole. Inference has each once.
     """
     return (stages + 1, 2) if training else (1, 1)
 
@@ -81,10 +76,7 @@ def longest_within(costs: Costs, ipus: Sequence[int], total: int, choices: Seque
 
 
 def fixed_cycles(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
-    """Cycles of every split onto these IPUs: syncs, the host's transfers, the weight update.
-
-    ``choices``: ways of saving memory that stages may take (default: any).
-    """
+    """Least cycles of syncs, host transfers and weight update of splits with any of ``choices``."""
     streams, count = costs.streams, counted_micro_batches(costs, len(ipus))
     sync = costs.machine.sync if max(ipus) else 0
 
@@ -118,7 +110,7 @@ def least_weight_update(costs: Costs, ipus: Sequence[int], choices: Sequence[Cho
 def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
     """A lower bound on the cycles of the exchange between these IPUs, for any split onto them.
 
-    That is a micro-batch over the widest link, plus what crosses any cut over each IPU's own links.
+    A micro-batch over the widest link, plus what crosses any cut over each IPU's own links.
     """
     stages, machine = len(ipus), costs.machine
     if stages < 2 or any(a == b for a, b in pairwise(ipus)):
@@ -144,7 +136,7 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
 def may_stay(costs: Costs, ipus: Sequence[int]) -> np.ndarray:
     """Bytes that may not have to cross a cut, forward and back: int64[2, Block].
 
-    Where each stage has an IPU of its own, what Blocks share crosses all cuts to its last reader.
+    With an IPU for each stage, what Blocks share crosses all cuts to its last reader.
     """
     if len(set(ipus)) == len(ipus):
         return np.zeros((2, len(costs)), dtype=np.int64)

@@ -24,19 +24,13 @@ _ROUNDS = 3  # of moves of a cut by one Block, from the best split
 
 @dataclass(frozen=True)
 class Verified:
-    """A candidate and what its compile gave.
-
-    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of the fullest
-    tile of each IPU. Where it did not compile they are 0 and empty, and ``problem`` says why; one
-    that does not fit has them, and a problem too. ``rules``: those of the compiler
-    (`rules_differ`).
-    """
+    """A candidate and what its compile gave."""
 
     prediction: Prediction
-    cycles: int = 0
-    fullest: tuple[int, ...] = ()
-    problem: str = ""
-    rules: str = ""
+    cycles: int = 0  # a weight update (a device iteration in inference); 0 if it did not compile
+    fullest: tuple[int, ...] = ()  # bytes of each IPU's fullest tile; empty if it did not compile
+    problem: str = ""  # why it did not compile, or does not fit
+    rules: str = ""  # those of the compiler (`rules_differ`)
 
 
 def candidates(
@@ -44,8 +38,8 @@ def candidates(
 ) -> list[Assignment]:
     """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
 
-    Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
-    not among them: it is already compiled. ``also``: others to begin from.
+    Near it: cuts move by one Block, up to three times, also from ``also``. The profiled split,
+    already compiled, is left out.
     """
     seen = newest = {best, *also}
     for _ in range(_ROUNDS):
@@ -79,10 +73,7 @@ def rules_of(report: Report) -> str:
 
 
 def rules_differ(before: Report, after: str) -> str:
-    """What a profile says of its rules beside those of another compile; empty: they are the same.
-
-    Costs of other rules differ for their sake, not for a split's.
-    """
+    """How a profile's rules differ from another compile's, which changes costs; empty: equal."""
     own = rules_of(before)
     if own == after:
         return ""
@@ -108,9 +99,9 @@ def verify(
 ) -> list[Verified]:
     """Compile a script once for each split, and say what came: those that run, quickest first.
 
-    ``script``: its path and arguments. ``made``: how the profile of the costs was made: each
-    compile repeats its settings. ``workers``: compiles at a time; default: as many as the machine
-    has processors for. ``progress`` is given what comes and how many there are, and passes it on.
+    ``script``: path and arguments. ``made``: how the costs' profile was made, for each compile to
+    repeat. ``workers``: compiles at a time (default: one a processor). ``progress`` is given what
+    comes and how many there are, and passes it on.
     """
     kind = "training" if costs.training else "inference"
     at_once = workers or max(1, min(len(wanted), (os.cpu_count() or 2) // 2))

@@ -40,9 +40,9 @@ def busy(
 ) -> Drawing:
     """How IPUs spend their cycles, in per cent: the mean of each group of them.
 
-    ``groups``: name and IPUs of each; ``cycles``: int64[ipu, kind], as
-    `ipuscope.profiler.analysis.kinds.cycles_of_ipus` gives them. Behind a bar stands between which
-    shares its IPUs wait, where they differ.
+    ``groups``: name and IPUs of each; ``cycles``: int64[ipu, kind], of
+    `ipuscope.profiler.analysis.kinds.cycles_of_ipus`. Behind a bar: the range of its IPUs' waits,
+    where they differ.
     """
     code = np.array([BY_KIND[kind] for kind in kinds], dtype=np.int64)
     share = cycles / cycles.sum(axis=1, keepdims=True).clip(1)
@@ -107,7 +107,7 @@ def _between(shares: np.ndarray) -> str:
 def _alike(stages: pd.DataFrame) -> pd.DataFrame:
     """Neighbouring stages of equal cycles as one row, ``stage`` being their range.
 
-    With many such rows, all stages of equal cycles, ``stage`` being the first and how many more.
+    With many such rows, all stages of equal cycles; ``stage``: the first, and how many more.
     """
     names = ["forward_cycles", "backward_cycles", "recompute_cycles"]
     costs = stages[names]
@@ -130,10 +130,7 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Cycles of a micro-batch in each stage, which rebalancing should make equal.
-
-    With many stages, adjacent ones of equal cycles share one bar.
-    """
+    """Cycles of a micro-batch in each stage; with many, adjacent ones of equal cycles are one."""
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
@@ -198,7 +195,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
 
 
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Stacked bars, each starting where the one above ends, by phase; they sum to the update.
+    """Stacked bars by phase, each from the end of the one above; they sum to the update.
 
     ``table`` is the result of `ipuscope.profiler.analysis.critical_path.waterfall`.
     """
@@ -256,10 +253,9 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
 
 
 def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme: Theme) -> Drawing:
-    """From the cycles of A to those of B (``ends``), one difference below the other.
+    """From the cycles of A to those of B (``ends``) by differences; small ones are one bar.
 
-    ``table`` has ``name, cycles_a, cycles_b, difference``, as `compare_paths` gives them; small
-    ones are one bar.
+    ``table``: ``name, cycles_a, cycles_b, difference``, of `compare_paths`.
     """
     rows = [
         (str(name), float(change), f"A {clock.both(before)}<br>B {clock.both(after)}")

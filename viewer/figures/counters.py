@@ -25,23 +25,19 @@ _HIGH, _BETWEEN = 0.24, 0.14  # of the figure: a counter, and the room for the n
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The slices of one IPU in time order, with the counters during each slice.
+    """The slices of one IPU in time order, with the counters during each slice."""
 
-    Times are in cycles, counted as the slices count them. ``live``: bytes; ``tiles`` at work times
-    cycles, and bytes ``sent``, as `counters.until` adds them up.
-    """
-
-    start: np.ndarray
+    start: np.ndarray  # cycles, as the slices count them
     end: np.ndarray
-    live: np.ndarray
-    tiles: np.ndarray
-    sent: np.ndarray
+    live: np.ndarray  # bytes
+    tiles: np.ndarray  # at work, times cycles
+    sent: np.ndarray  # bytes, as `counters.until` adds them up
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
-    """One track for each row of steps whose IPU is in ``known``.
+    """A track for each row of steps whose IPU is in ``known``, by `counters.of_steps`.
 
-    These are by `counters.of_steps`, or `counters.of_merged` where the rows' steps are merged.
+    `counters.of_merged` where the rows' steps are merged.
     """
     drawn_tracks = []
     for row in rows.rows_of_steps():
@@ -69,8 +65,8 @@ def drawn(
 ) -> Drawing:
     """Draw the counters of the shown IPUs between two cycles (default: all).
 
-    ``end`` is the total length and ``origin`` the cycle that slices count from, both in cycles;
-    ``tiles`` is the number per IPU; ``left`` is the left margin of the figure above, in pixels.
+    In cycles: ``end``, the total length, and ``origin``, from which slices count. ``tiles``: per
+    IPU; ``left``: margin of the figure above, in pixels.
     """
     low, high = window or (0.0, float(max(1, end)))
     half = (high - low) / 2  # a margin for dragging
@@ -168,7 +164,7 @@ _LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
 
 
 def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per bin: peak live bytes, mean tiles at work and mean bytes sent per cycle, summed over IPUs.
+    """Per bin: peak live bytes, mean tiles at work, mean bytes sent per cycle; sums over IPUs.
 
     ``edges`` are in cycles, counted as the slices count them.
     """

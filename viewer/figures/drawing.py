@@ -1,7 +1,7 @@
 """Figures as plain JSON, which plotly does not check: those redrawn at a zoom, and bars.
 
-plotly's graph objects check and copy each property several times, which takes longer than to find
-out what is drawn. `Drawing.checked` makes one of them, for notebooks and files.
+plotly's graph objects check and copy properties, which takes longer than to find out what is drawn.
+`Drawing.checked` makes one, for notebooks and files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ class Drawing:
         return self
 
     def checked(self) -> go.Figure:
-        """The same as a plotly figure.
-
-        Raises:
-            ValueError: A property is none of plotly's.
-        """
+        """The same as a plotly figure; ValueError if a property is none of plotly's."""
         return go.Figure(self.data, self.layout)
 
     def to_plotly_json(self) -> dict[str, Any]:

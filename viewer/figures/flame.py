@@ -58,9 +58,8 @@ def drawn(
 ) -> go.Figure:
     """Draw the nodes below ``at`` (`hierarchy.visible`), each as wide as its sum.
 
-    ``words`` formats a number for people. With ``bytes_of`` the colours
-    are those of memory, otherwise those of IPU activities; with ``compared`` they show the
-    difference from before.
+    ``words`` formats a number. Colours: memory's with ``bytes_of``, else those of IPU activities;
+    with ``compared``, the difference from before.
     """
     whole = max(1, nodes[0].width)
     parents = [id_of(one.path[:-1]) if one.path else None for one in nodes]

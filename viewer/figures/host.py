@@ -11,10 +11,9 @@ _MOST = 20_000  # events drawn, the longest
 
 
 def host_timeline(lanes: pd.DataFrame, ipus: int, theme: Theme) -> go.Figure:
-    """One row per host thread and nesting depth, and one per IPU, with the calls.
+    """The calls: one row per host thread and nesting depth, and one per IPU.
 
-    ``lanes`` is `ipuscope.profiler.analysis.host_clock.host_lanes`. The x-axis is in milliseconds
-    from the first call.
+    ``lanes``: `ipuscope.profiler.analysis.host_clock.host_lanes`; x-axis: ms from the first call.
     """
     shown = lanes.nlargest(_MOST, "end_us", keep="all") if len(lanes) > _MOST else lanes
     thread = "host thread " + shown["thread"].astype(str)

@@ -27,13 +27,10 @@ TASK, STRIP, BESIDE = ((-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10))  # where in a
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain of work that sets the length of what is shown, in time order without gaps.
-
-    int64 arrays with one entry per piece; times are in cycles from the start of what is shown.
-    """
+    """The chain of work that sets the length of what is shown, in time order without gaps."""
 
     ipu: np.ndarray
-    start: np.ndarray
+    start: np.ndarray  # cycles from the start of what is shown
     end: np.ndarray
 
 
@@ -44,20 +41,15 @@ def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A group of IPUs drawn as one: the IPU that is drawn, and all members.
-
-    ``group`` is the IPU by which the lane is opened or closed again; -1 if it cannot be. ``shards``
-    IPUs share the tensors of each member and do the same: a ``stacked`` lane is of all of them and
-    can be opened, an opened one is of ``shard``.
-    """
+    """A group of IPUs drawn as one: the IPU that is drawn, and all members."""
 
     shown: int
     members: np.ndarray
-    group: int = -1
+    group: int = -1  # the IPU by which the lane is opened or closed again; -1 if it cannot be
     pinned: bool = False
-    shards: int = 1
-    shard: int = -1
-    stacked: bool = False
+    shards: int = 1  # IPUs that share the tensors of each member and do the same
+    shard: int = -1  # the one of them that an opened lane shows
+    stacked: bool = False  # it is of all shards, and can be opened
 
     @property
     def openable(self) -> bool:
@@ -84,15 +76,12 @@ class Lane:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Executed steps as rows of slices, one for each of ``ipus``, in their order.
-
-    ``beside``: those of their I/O tiles, which lie over others; rows of the same IPUs.
-    """
+    """Executed steps as rows of slices, a row of each of ``ipus``, in their order."""
 
     steps: Executed
     ipus: tuple[int, ...]
     rows: Rows
-    beside: Rows
+    beside: Rows  # those of their I/O tiles, which lie over others; rows of the same IPUs
 
     @classmethod
     def of(cls, steps: Executed, ipus: Iterable[int]) -> StepRows:
@@ -153,10 +142,7 @@ def beside_others(steps: Executed) -> np.ndarray:
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` or `Report.steps`.
-
-    The former with ``by_direction``.
-    """
+    """Index into ``theme.ACTIVITIES`` of `Report.tasks` (``by_direction``) or `Report.steps`."""
     if by_direction:
         return _by_body(frame, lambda tasks: _codes(tasks, by_direction))
     return _codes(frame, by_direction)
@@ -209,12 +195,12 @@ def lanes(
 ) -> Lanes:
     """From `Report.tasks`, `.executed`, `.pipeline_cycles` and `.stages` of a device iteration.
 
-    ``steps`` may be empty: no strip then. ``fold``: replicas that do the same at the same time, and
-    neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
-    the critical path for longest. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with
-    lanes of their own, above the others. ``path``: the chain through the tasks, where it is known.
-    ``shards``: IPUs that share the tensors of a stage, which are one lane; it is opened by the
-    number of its IPU after those of all IPUs.
+    ``steps``: empty for no strip. ``fold``: replicas that do the same at the same time, and
+    neighbours whose tasks take the same cycles, are one lane; it shows the one longest on the
+    critical path. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with lanes of their
+    own, above the others. ``path``: the chain through the tasks, if known. ``shards``: IPUs that
+    share a stage's tensors, one lane; it is opened by the number of its IPU after those of all
+    IPUs.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
@@ -284,9 +270,9 @@ def _arranged(together: list[Lane], opened: set[int], pinned: list[int]) -> list
 def _shards_of_each(
     arranged: list[Lane], opened: set[int], count: int, shards: int
 ) -> list[list[Lane]]:
-    """The lanes that each lane is drawn as: one, or one for each IPU that shares its tensors.
+    """The lanes that each is drawn as: one, or one for each IPU that shares its tensors.
 
-    A lane that another click opens or closes already stays as it is.
+    A lane that another click opens or closes stays as it is.
     """
     if shards == 1:
         return [[one] for one in arranged]
@@ -302,10 +288,9 @@ def _shards_of_each(
 def folded(
     cycles: np.ndarray, path: CriticalPath, per_replica: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The lane of each IPU, and the IPU that each lane shows.
+    """The lane of each IPU, and the IPU that each lane shows; ``cycles``: int64[ipu, activity].
 
-    ``cycles``: int64[ipu, activity]. Replicas fold where all is equal, neighbours where
-    their work is, whatever they exchange and wait for.
+    Replicas fold where all is equal, neighbours where work is, whatever they exchange or wait for.
     """
     ipu = np.arange(len(cycles))
     first = ipu % max(1, per_replica)
@@ -360,10 +345,10 @@ def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
 
 
 def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
-    """The position in ``lanes.tasks`` of the task at a point of the figure; None if there is none.
+    """Position in ``lanes.tasks`` of the task at a point of the figure, or None.
 
-    ``cycle`` counts from the start of what is shown, ``row`` as the figure counts lanes. Where the
-    point is on the strip of the I/O tiles, their tasks come first.
+    ``cycle``: from the start of what is shown; ``row``: as the figure counts lanes. On the strip of
+    I/O tiles, their tasks come first.
     """
     lane = round(row)
     time = cycle + lanes.origin

@@ -32,8 +32,8 @@ def with_streams(figure: Drawing, report: Report) -> Drawing:
 def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
     """Put the legend over the whole ``width``, names of lanes included; ``below``: pixels under it.
 
-    Plotly gives a legend the width of the lanes only, unless it begins left of them and ends above.
-    It moves them to the right for one that begins less than 12 pixels from the edge.
+    Plotly gives it the lanes' width, unless it begins left of them and ends above, and moves them
+    to the right if it begins less than 12 pixels from the edge.
     """
     names = {trace["name"] for trace in figure.data if _listed(trace)}
     squares = any(trace["type"] == "bar" for trace in figure.data)

@@ -1,10 +1,9 @@
 """Level of detail: reduces a row of slices to what a given number of pixels can show.
 
-Slices at least two pixels long are kept (an edge at every pixel is a colour nobody sees, and half
-as many pieces redraw in half the time). Shorter ones are merged into pieces two pixels wide;
-`bands` divides such a piece in proportion to the time of its slices. Nothing is dropped: the pieces
-cover what the slices covered, and record how many they stand for. Times are cycles; all arrays are
-int64; nothing loops over slices.
+Slices of at least two pixels are kept (an edge at every pixel is a colour nobody sees; half as many
+pieces redraw in half the time). Shorter ones are merged into pieces two pixels wide, which `bands`
+divides in proportion to their slices' time. Pieces cover what the slices covered, and record how
+many they stand for. Times are cycles; arrays are int64; nothing loops over slices.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The drawn pieces of one row.
-
-    ``first``: position in the row of the first slice of each, whose ``code`` it has; ``count`` is
-    the number of slices.
-    """
+    """The drawn pieces of one row."""
 
     start: np.ndarray
     end: np.ndarray
-    code: np.ndarray
-    first: np.ndarray
-    count: np.ndarray
+    code: np.ndarray  # of its first slice
+    first: np.ndarray  # position in the row of its first slice
+    count: np.ndarray  # of slices
 
     def __len__(self) -> int:
         return len(self.start)
@@ -57,8 +52,8 @@ def pieces(
 ) -> Pieces:
     """The slices of one row between ``low`` and ``high``, merged for ``pixels`` pixels.
 
-    ``start``, ``end`` and ``code`` (which decides the colour) are of one row, sorted and without
-    overlaps. Slices shorter than ``finest`` pixels are merged.
+    ``start``, ``end`` and ``code`` (the colour) are sorted, without overlaps. Slices shorter than
+    ``finest`` pixels are merged.
     """
     window = inside(start, end, low, high)
     start, end, code = start[window], end[window], code[window]
@@ -72,10 +67,7 @@ def pieces(
 
 
 def _firsts(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.ndarray:
-    """The first slice of each piece: a long slice, or short ones that begin in one pixel.
-
-    Only short arrays but for a few comparisons of all slices.
-    """
+    """First slices of pieces, a long slice or short ones of a pixel, with few full comparisons."""
     slices, columns = len(start), floor((int(start[-1]) - low) / pixel) + 1
     begins = [np.zeros(1, dtype=np.int64)]
     if columns < slices:
@@ -100,25 +92,19 @@ def _in_order(row: np.ndarray, start: np.ndarray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of slices, stored one after another.
-
-    Row r is ``[first[r], first[r + 1])``. ``source`` is the position of each slice in its frame.
-    """
+    """Rows of slices, one after another: row r is ``[first[r], first[r + 1])``."""
 
     first: np.ndarray
     start: np.ndarray
     end: np.ndarray
     code: np.ndarray
-    source: np.ndarray
+    source: np.ndarray  # the position of each slice in its frame
 
     @classmethod
     def make(
         cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int
     ) -> Rows:
-        """Build rows from slices in any order, sorted by row and start.
-
-        Slices whose row is outside ``0 .. rows - 1`` are left out.
-        """
+        """Rows from slices in any order, by row and start, without rows beyond ``rows - 1``."""
         outside = (row < 0) | (row >= rows)
         order = np.flatnonzero(~outside) if outside.any() else np.arange(len(row))
         if len(order) < len(row):
@@ -175,12 +161,10 @@ class Rows:
         code: np.ndarray | None = None,
         finest: float = FINEST,
     ) -> tuple[Pieces, np.ndarray]:
-        """The pieces of a row between ``low`` and ``high``, with a margin for dragging.
+        """The pieces of a row between ``low`` and ``high``, and half as much beside, to drag.
 
-        The margin on either side is half as wide as the window.
-
-        Pieces are split at the window's edges, so that their text is in view; the mask is True for
-        those inside. ``first`` is a position in these rows. ``code`` may replace the rows' own.
+        Pieces are split at the window's edges, so that their text is in view; the mask is True
+        inside. ``first`` is a position in these rows. ``code`` may replace the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]
@@ -211,11 +195,10 @@ class Rows:
     def bands(
         self, found: Pieces, code: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The contents of pieces of several slices, in proportion to cycles.
+        """The contents of pieces of several slices, in proportion to cycles; gaps are in no band.
 
         For each code in a piece: ``piece`` (position in ``found``), ``code``, ``below`` (share of
-        the piece beneath the band, 0..1) and ``share`` (of the piece). Gaps between slices are in
-        no band. ``code`` may replace the rows' own.
+        the piece beneath the band, 0..1) and ``share``. ``code`` may replace the rows' own.
         """
         colour = self.code if code is None else code
         behind = np.cumsum(found.count)

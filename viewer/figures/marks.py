@@ -29,10 +29,7 @@ def marked(
     clock: Clock,
     theme: Theme,
 ) -> None:
-    """Add a line and a letter at each mark (cycles), and a frame around the selection.
-
-    Existing shapes and annotations of the figure are kept.
-    """
+    """Add lines and letters at marks (cycles), and a selection's frame, to what figures have."""
     if not marks and selection is None:
         return
     shapes: list[Any] = list(figure.layout.get("shapes", ()))

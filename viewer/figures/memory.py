@@ -1,6 +1,4 @@
-"""Memory figures: bytes over tiles and program steps, with the memory limit of a tile.
-
-The limit is drawn wherever the data could reach it.
+"""Memory figures: bytes over tiles and program steps, and the limit where data could reach it.
 
 Arrays are int64 bytes unless noted; figures show KiB per tile and MiB per IPU.
 """
@@ -83,10 +81,9 @@ def heat_map(
 ) -> Drawing:
     """Live bytes over tiles and program steps, with the purpose of the steps beneath.
 
-    ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` has ``position`` and ``direction`` of the IPU's steps, as a frame
-    or a mapping. ``scale`` is the minimum and maximum in bytes over all maps that are compared
-    (default: this map's own).
+    ``values``: `Report.liveness_map` of ``steps`` x ``tiles`` (first, last + 1), resampled or not;
+    ``program``: ``position`` and ``direction`` of the IPU's steps, a frame or mapping; ``scale``:
+    least and most bytes of all maps compared (default: this map's own).
     """
     least, most = scale or (float(values.min(initial=0)), float(values.max(initial=0)))
     over = most > limit
@@ -145,10 +142,7 @@ def heat_map(
 
 
 def extremes(values: np.ndarray, most: int) -> np.ndarray:
-    """Positions to draw a line through of at most ``most`` values: all of them where they are few.
-
-    Else of each of equal pieces its smallest and its largest value, in order.
-    """
+    """Positions of at most ``most`` values to draw a line: all, or extremes of equal pieces."""
     if len(values) <= most:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
@@ -159,10 +153,7 @@ def extremes(values: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LiveSteps:
-    """Live bytes at the program steps of an IPU, from the first on: `Report.live_columns`.
-
-    ``names`` gives those of steps by their positions.
-    """
+    """Live bytes at an IPU's program steps from the first on; ``names`` of steps by position."""
 
     columns: Mapping[str, np.ndarray]
     names: Callable[[np.ndarray], np.ndarray]
@@ -188,9 +179,8 @@ def liveness(
 ) -> go.Figure:
     """Live bytes over program steps: the IPU's sum above, its fullest tile at each step below.
 
-    ``other``: those of another profile, drawn as lines on top over its own steps. ``tile``: one
-    that is drawn instead of the fullest, and its bytes. With ``to_limit`` the limit of a tile is in
-    view, however far away it is.
+    ``other``: another profile's, as lines on top over its own steps. ``tile``: one drawn instead of
+    the fullest, and its bytes. ``to_limit``: a tile's limit is in view, however far away.
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09
@@ -284,10 +274,7 @@ def tiles(
     to_limit: bool = True,
     other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Bytes of each tile, with and without gaps.
-
-    ``frame`` is `Report.tiles`, ``other`` that of another profile.
-    """
+    """Bytes of each tile of `Report.tiles`, with and without gaps; ``other``: another profile's."""
     x = frame["tile"].to_numpy()
     figure = go.Figure()
     lines = [
@@ -353,10 +340,7 @@ def colours_to(most: float, limit: float) -> list[tuple[float, str]]:
 def chip(
     values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
 ) -> go.Figure:
-    """Bytes (or any other number) of each tile at its place on the chip.
-
-    64 columns; the order of the tiles is an assumption.
-    """
+    """Bytes (or other numbers) of tiles on the chip: 64 columns, tile order an assumption."""
     rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
     columns = -(-len(values) // rows)
     grid = np.full(rows * columns, np.nan, dtype=np.float32)
@@ -401,7 +385,7 @@ def chip(
 def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figure:
     """Bytes on each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`.
 
-    ``columns`` is the number of legend columns when the figure is at its narrowest.
+    ``columns``: of the legend, when the figure is at its narrowest.
     """
     ipus = sorted(set(memory["ipu"].tolist()))
     kind = [
@@ -491,10 +475,7 @@ def tile_kinds(
 def lifetimes(
     variables: pd.DataFrame, step: int, steps: int, theme: Theme, width: int = _WIDTH
 ) -> go.Figure:
-    """When variables are live, largest first, in a figure of ``width`` pixels.
-
-    ``variables``: name, category, role, bytes, start, stop.
-    """
+    """When variables are live, largest first; columns: name, category, role, bytes, start, stop."""
     letters = max(12, min(44, width // 20))
     figure = go.Figure()
     labels = [
@@ -575,11 +556,7 @@ def headroom(
     ipus: np.ndarray | None = None,
     what: str = "fullest tile",
 ) -> Drawing:
-    """Memory used on the fullest tile of each IPU, against what a tile has.
-
-    ``ipus`` are the IPUs of the entries; by default they count up from IPU 0. ``what``: what else
-    the entries are.
-    """
+    """Memory used on the fullest tile (``what``) of each of ``ipus``, against what a tile has."""
     shown = np.arange(len(fullest)) if ipus is None else ipus
     labels = [f"IPU {ipu}" for ipu in shown.tolist()]
     over = fullest > limit

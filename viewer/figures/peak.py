@@ -58,8 +58,8 @@ def from_peak(of: Peak, theme: Theme) -> Drawing:
 def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
     """Operators by FLOPs per byte received and FLOPs per cycle, as large as all their cycles.
 
-    ``operators``: rows of `ipuscope.profiler.analysis.operators`; those that are alike are one
-    point. Lines: what an IPU's units, its exchange and its links allow.
+    ``operators``: of `ipuscope.profiler.analysis.operators`, alike ones as one point. Lines: what
+    an IPU's units, exchange and links allow.
     """
     rows = operators[(operators["intensity"] > 0) & (operators["total_cycles"] > 0)]
     some = {"name": ("name", "first"), "total_cycles": ("total_cycles", "sum")}

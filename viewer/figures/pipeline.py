@@ -1,10 +1,7 @@
-"""The pipeline figure: one lane per IPU.
+"""The pipeline figure: one lane per IPU, of tasks, with steps below and I/O tiles above.
 
-A lane draws its tasks large, with their steps as a strip below and the work of its I/O tiles as a
-strip above.
-
-Slices are drawn by activity (`slices`), so that the legend switches activities on and off. The
-x-axis counts time from the start of what is shown (a device iteration or a run).
+Slices are drawn by activity (`slices`), which the legend switches on and off. The x-axis counts
+time from the start of what is shown (a device iteration or a run).
 """
 
 from __future__ import annotations
@@ -50,10 +47,7 @@ def drawing(
     pixels: int = PIXELS,
     follow: int | None = None,
 ) -> Drawing:
-    """The lanes between two cycles (default: all).
-
-    ``follow``: a micro-batch to trace through the IPUs.
-    """
+    """The lanes between two cycles (default: all); ``follow``: a micro-batch to trace."""
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
     layout = _layout(lanes, clock, theme, low, high, pixels + MARGINS)
@@ -205,7 +199,7 @@ def critical(
 ) -> list[dict[str, Any]]:
     """The critical path between two cycles: a line below its current IPU, arrows between IPUs.
 
-    With more than `_MOST_HOPS` arrows in view none are drawn: they would hide the lanes.
+    More than `_MOST_HOPS` arrows in view would hide the lanes: none are drawn.
     """
     low, high = window
     margin = (high - low) / 2

@@ -27,9 +27,9 @@ def pod_map(
 ) -> go.Figure:
     """Cells coloured by ``share`` (0 to 1, an entry an IPU); replicas are outlined.
 
-    ``ipus``: `ipuscope.profiler.analysis.pod`. Left of each machine stands the replica (r), the
-    place in the pipeline (p) and the shard (t) of its first IPU. Where the figure's ``pixels``
-    leave no room for words and numbers, hovering says them.
+    ``ipus``: `ipuscope.profiler.analysis.pod`. Left of a machine: replica (r), place in the
+    pipeline (p) and shard (t) of its first IPU. What has no room in ``pixels`` is shown on
+    hovering.
     """
     per_machine = int(ipus.groupby("machine").size().max())
     first_machine = ipus.groupby("rack")["machine"].transform("min")

@@ -46,8 +46,8 @@ def stages(
 ) -> Drawing:
     """One bar per stage, made of its Blocks; costs of no Block (stash, recomputation) at its end.
 
-    With many stages, adjacent ones whose Blocks take the same cycles share one bar. ``profiled`` is
-    the cycles of the slowest profiled stage, drawn as a line where it sets the pace.
+    Of many stages, adjacent ones whose Blocks take equal cycles share a bar. ``profiled``: cycles
+    of the slowest profiled stage, a line where it sets the pace.
     """
     spans = prediction.assignment.spans(len(costs))
     shown = _alike(costs, prediction) if len(spans) > FEW else [[k] for k in range(len(spans))]
@@ -113,10 +113,7 @@ def stages(
 def _bars(
     bars: list[tuple[str, int, int, str, str]], marker: dict[str, Any], clock: Clock, colour: str
 ) -> dict[str, Any]:
-    """Bars of one look: the label, cycles, where they begin, the text on them and for hovering.
-
-    ``colour``: of the text; none is written without one.
-    """
+    """Bars of one look: label, cycles, begin, text on them (of ``colour``, if any), hover text."""
     labels, cycles, begin, text, hover = zip(*bars, strict=True)
     written = {
         "text": as_array(text),
@@ -172,10 +169,7 @@ def _name(
 def predicted_lanes(
     costs: Costs, prediction: Prediction, path: CriticalPath | None = None
 ) -> Lanes:
-    """Prepare a predicted schedule for `ipuscope.viewer.figures.pipeline.drawing`.
-
-    With many lanes, equal ones are folded. ``path``: the critical path, where it is known.
-    """
+    """A predicted schedule for `pipeline.drawing`; equal lanes of many fold; ``path``: if known."""
     return schedule_lanes(costs, prediction.assignment, prediction.schedule, path)
 
 

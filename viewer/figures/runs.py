@@ -30,9 +30,9 @@ def axes(settings: pd.DataFrame) -> int:
 
 
 def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.Figure:
-    """``settings`` as `ipuscope.profiler.analysis.runs.settings_of` gives them; colour is speed.
+    """``settings`` of `ipuscope.profiler.analysis.runs.settings_of`; colour is speed.
 
-    Runs that do not fit are left out. The ``customdata`` of a line is the index of its run.
+    Runs that do not fit are left out. A line's ``customdata`` is the index of its run.
     """
     ran = runs[runs["fits"]].nlargest(_MOST_LINES, "samples_per_second")
     shown = list(settings.columns[: axes(settings) - len(MEASURES)])

@@ -1,11 +1,8 @@
-"""Slices of rows as plotly traces, one or two per activity.
-
-Wide slices are drawn as bars, narrow ones as one filled outline.
+"""Slices of rows as plotly traces, wide ones as bars, narrow ones as an outline per activity.
 
 A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an
-outline of a thousand rectangles at once. A slice only a few pixels wide has no room for a name and
-needs no element of its own. (Plotly gives each part of an outline one, even where it draws no line:
-`outline` joins neighbours.)
+outline of a thousand rectangles at once. A slice of a few pixels has no room for a name and needs
+no element. (Plotly gives each part of an outline one, drawn or not: `outline` joins neighbours.)
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ class Look:
 
 
 def look(code: int, marker: dict[str, Any], theme: Theme) -> Look:
-    """The appearance of an activity over time; waiting is a line, against which work stands out.
-
-    ``marker`` is that of its bars.
-    """
+    """An activity over time, with its bars' ``marker``; waiting is a line, so work stands out."""
     activity = ACTIVITIES[code]
     fill = activity.edge(theme) or activity.colour(theme)
     return Look(activity.name, {**marker, "color": fill}, fill, text_on(fill))
@@ -61,8 +55,8 @@ def _heights(code: np.ndarray, height: float) -> np.ndarray:
 class Canvas:
     """Collects slices row by row.
 
-    Slices of fewer than ``wide`` pixels are narrow; ``origin`` is 0 on the x-axis. ``faint``: the
-    code, larger than all others, of what a search did not find.
+    Those of fewer than ``wide`` pixels are narrow; ``origin`` is 0 on the x-axis; ``faint``: the
+    code, above all others, of what a search did not find.
     """
 
     def __init__(
@@ -116,8 +110,8 @@ class Canvas:
     ) -> np.ndarray:
         """Draw what needs no text; the mask is True for the pieces to pass to `add_bars`.
 
-        Pieces of several slices are filled in proportion to their slices; the share spent waiting
-        stays empty, and a piece of only waiting is a line.
+        Pieces of several slices are filled in proportion; waiting stays empty, or a line if it is
+        all.
         """
         several = found.count > 1
         bars = ~several & self.wide(found)
@@ -158,10 +152,7 @@ class Canvas:
         return piece, of, np.where(low, bottom, below), np.where(low, top - bottom, share)
 
     def coarser(self, finest: float, times: float = 1.0) -> float:
-        """The length in pixels below which pieces must be merged to keep the figure light.
-
-        Returns ``finest`` if the figure is light enough as it is. It has ``times`` as many pieces.
-        """
+        """Pixels below which to merge pieces, ``times`` as many; ``finest`` if light enough."""
         count = sum(len(columns[0]) for columns in self._narrow) * times
         return finest if count <= _MOST_NARROW else 1.2 * finest * count / _MOST_NARROW
 
@@ -270,9 +261,9 @@ def outline(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rectangles as few closed paths: x and y of their corners, with nan between paths.
 
-    ``ends``: left and right of each; ``y``: its middle. Those with the same ``base`` and ``part``
-    are one path, which runs along the base, up and down where it is to one that floats above (a
-    base is at the largest y, as the axis points down): these ways enclose nothing.
+    ``ends``: left and right; ``y``: middle. Those of one ``base`` and ``part`` are one path along
+    the base, up and down to one that floats above (a base is at the largest y, as the axis points
+    down): these ways enclose nothing.
     """
     order = np.lexsort((part, base))
     left, right, y, half, base, part = (

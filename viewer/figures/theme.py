@@ -1,10 +1,7 @@
-"""Colours and typography for light and dark pages.
+"""Colours and typography of light and dark pages, only here (assets/style.css takes them too).
 
-This is the only place that defines them (assets/style.css takes them from here).
-
-Activities of an IPU use the Okabe-Ito hues, which colour-blind people can tell apart; recomputation
-of a forward pass has the hue of forward, paler and hatched. Bytes are drawn in viridis, whose
-lightness increases throughout.
+Activities have the Okabe-Ito hues, which colour-blind people can tell apart; recomputation has
+forward's, paler and hatched. Bytes are drawn in viridis, whose lightness only increases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The execution trace: every step in time, flat (one row per IPU) or as a flame graph by module.
 
-Rows are drawn at the level of detail the pixels can show (`lod`); steps that a filter excludes stay
-visible, but faint.
+Rows have the detail that pixels can show (`lod`); steps that a filter excludes are faint.
 """
 
 from __future__ import annotations
@@ -65,23 +64,19 @@ _MODULE_COLOURS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows prepared for drawing.
-
-    ``label`` is, for each slice in the frame order of ``rows``, an index into ``labels``.
-    ``merged`` and ``finest``: of `Executed`, where short steps are merged.
-    """
+    """Rows prepared for drawing."""
 
     rows: Rows
     names: tuple[str, ...]  # of the rows
-    label: np.ndarray
+    label: np.ndarray  # of each slice in the frame order of ``rows``: an index into ``labels``
     labels: Labels
     step: np.ndarray  # program step id of each slice; -1 where it is none, or several
     origin: int
     end: int  # cycles that are shown
     ipu: np.ndarray  # of each row
     of_steps: np.ndarray  # whether a row has the steps of its IPU: what is summed up
-    merged: np.ndarray | None = None
-    finest: int = 0
+    merged: np.ndarray | None = None  # of `Executed`, where short steps are merged
+    finest: int = 0  # of `Executed`
 
     @property
     def counted(self) -> np.ndarray:
@@ -108,9 +103,9 @@ def flat(
 ) -> Trace:
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
-    ``lanes`` are the IPUs that have a row, with their names (default: all that are known); an IPU
-    of which there are several lanes has as many equal rows. Where the steps are only a part of what
-    is shown: ``whole``, its first and last cycle, and ``with_io``, the IPUs that have I/O tiles.
+    ``lanes``: IPUs with a row, and names (default: all known); an IPU of several lanes has as many
+    equal rows. Where steps are a part of what is shown: ``whole``, its first and last cycle, and
+    ``with_io``, the IPUs that have I/O tiles.
     """
     steps, ipus = known.steps, np.array(known.ipus, dtype=np.int64)
     named = [(ipu, f"IPU {ipu}") for ipu in known.ipus] if lanes is None else list(lanes)
@@ -139,12 +134,10 @@ def flat(
 
 
 def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -> Trace:
-    """One IPU: its tasks, beneath them modules and operators by level of their path, then steps.
+    """One IPU: tasks, then modules and operators by level of path, steps, and I/O tiles' steps.
 
-    At the bottom those of its I/O tiles, if any.
-
-    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start;
-    ``operators`` are the names of operators by id.
+    ``steps`` and ``tasks``: `Report.steps` and `Report.tasks` of one IPU, by start; ``operators``:
+    names by id.
     """
     import pandas as pd
 
@@ -280,8 +273,8 @@ def drawing(
 ) -> Drawing:
     """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
-    ``path`` is the critical path by row; ``have``: names that are not faint either, of tasks that
-    have such a step; ``left``: pixels at the left of the rows at the least.
+    ``path``: the critical path by row; ``have``: other names not faint, of tasks with such a step;
+    ``left``: least pixels left of the rows.
     """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
@@ -378,10 +371,7 @@ def overview(
 def by_activity(
     spent: Spent, streaming: np.ndarray | Sequence[int] = ()
 ) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of executed steps, largest first.
-
-    ``streaming``: ids of the steps that are named streaming memory.
-    """
+    """(activity, cycles, slices), largest first; ``streaming``: ids of streaming memory's steps."""
     code = np.array([BY_KIND.get(kind, COMPUTE) for kind in spent.kinds] or [0])[spent.kind]
     code = np.where(np.isin(spent.step, streaming), BY_KIND[STREAMING], code)
     cycles, count = (
@@ -395,10 +385,10 @@ def by_activity(
 def next_hit(
     rows: Trace, find: str, window: tuple[float, float] | None, forward: bool, now: int = -1
 ) -> int | None:
-    """The position in ``rows.rows`` of the next slice named so, or of the previous one.
+    """Position in ``rows.rows`` of the next, or previous, slice whose name contains ``find``.
 
-    Its name contains ``find``. The search starts at the slice ``now`` where that is named so, else
-    at the middle of ``window``, and wraps around. None if no slice has the name.
+    From the slice ``now`` if it is named so, else from the middle of ``window``, and around; None
+    if no slice is.
     """
     hits, middles = _hits(rows, find)
     if not len(hits):
@@ -416,10 +406,7 @@ def next_hit(
 
 
 def number_of_hit(rows: Trace, find: str, position: int) -> tuple[int, int]:
-    """Which of the slices with that name the one at a position is, from 1 on, and of how many.
-
-    0 if its name is another.
-    """
+    """Number of a position among slices named so, from 1 (0: not one of them), and of how many."""
     hits, _ = _hits(rows, find)
     at = np.flatnonzero(hits == position)
     return (int(at[0]) + 1 if len(at) else 0), len(hits)
@@ -500,10 +487,7 @@ _HOST_WAYS = {"copyFromHost": "from the host", "copyToHost": "to the host"}
 
 
 def _last(name: str) -> str:
-    """The part of a name that a bar shows: the last, or the last two for a transfer step.
-
-    The IPU is that of the row.
-    """
+    """What a bar shows of a name: its last part, or two for a transfer step, on the row's IPU."""
     parts = _OF_IPU.sub("", name).rsplit("/", 3)
     if parts[-1] not in ("begin", "mid", "end") or len(parts) < 3:
         return parts[-1]
