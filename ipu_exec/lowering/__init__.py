@@ -1,7 +1,6 @@
 """Operators over tiles: each becomes compute sets, exchanges and temporaries.
 
-``lower(spec, machine)`` gives the `Plan` of an operator. To add one, write a function and register
-it::
+``lower(spec, machine)`` gives an operator's `Plan`. To add one, write and register a function::
 
     from ipu_exec.lowering import Builder, lowering
 

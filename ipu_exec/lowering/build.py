@@ -172,11 +172,9 @@ class Builder:
         return spread_of(self.place(index), self.tiles)
 
     def lead(self, index: int) -> tuple[Operand, Spread]:
-        """Operand ``index``, and how it lies, for a lowering that works where it lies.
-
-        An expanded tensor (the gradient of a sum), whose elements may lie on one tile, is first
-        written out over all tiles: each copies what it gets, as poplar::program::Copy does.
-        """
+        """Operand ``index``, and how it lies, for a lowering that works where it lies."""
+        # An expanded tensor (the gradient of a sum), whose elements may lie on one tile, is first
+        # written out over all tiles: each copies what it gets, as poplar::program::Copy does.
         operand = self.place(index)
         if not any(expanded(operand)):
             return operand, spread_of(operand, self.tiles)

@@ -102,16 +102,14 @@ def row_splits(rows: int, columns: int, pieces: int, kind: Kind) -> int:
 
 
 class OnTile(NamedTuple):
-    """What a tile does: cycles of both stages, the second may be 0, and vertices of each.
-
-    ``between``: what the first stage leaves to the second, in elements ([PL,
-    lib/popops/reduction/ReductionConnection.cpp], secondStagePartials).
-    """
+    """What a tile does: cycles of both stages, the second may be 0, and vertices of each."""
 
     first: int
     second: int = 0
     vertices: int = 1
     again: int = 0
+    # elements that the first stage leaves to the second
+    # ([PL, lib/popops/reduction/ReductionConnection.cpp], secondStagePartials)
     between: int = 0
 
 

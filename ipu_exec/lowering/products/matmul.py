@@ -227,10 +227,8 @@ def _operand(build: Builder, side: int | Operand) -> Operand:
 
 
 def cheapest(machine: Machine, dtype: str, shape: tuple[int, int, int, int], purpose: Pass) -> Way:
-    """The quickest way to multiply [G, M, K] x [G, K, N], of those that poplin's planner tries.
-
-    ``shape``: (G, M, K, N). On a tie the way that is named first, whose right operand is the input.
-    """
+    """The quickest way, of those poplin tries, to multiply [G, M, K] x [G, K, N] (``shape``)."""
+    # `shape`: (G, M, K, N); on a tie the way that is named first, whose right operand is the input
     if 0 in shape:
         return Way(straight(shape, False, purpose), "1x1", False)
     ways = [

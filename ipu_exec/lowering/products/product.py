@@ -418,12 +418,10 @@ class _ProductSteps:
         return gcd(grain, problem.in_channels) * self.unit.item_bytes
 
     def _pad_last_group(self, nbytes: Array, atom: int) -> None:
-        """Append the copy of the last group of input channels with its padding.
-
-        ``nbytes``: of inputs on each tile, ``atom`` together. The other groups are whole: since
-        June 2022 an operand is created in groups of the vertex, and only the last is cut ([PL,
-        lib/poplin/Convolution.cpp], getInChansPerGroup); before, all divided the channels.
-        """
+        """Append the copy of the last group of input channels with its padding."""
+        # `nbytes`: of inputs on each tile, `atom` together. The other groups are whole: since June
+        # 2022 an operand is created in groups of the vertex, and only the last is cut ([PL,
+        # lib/poplin/Convolution.cpp], getInChansPerGroup); before, all divided the channels.
         share, splits = self.share, self.splits
         grain = grains(self.problem, self.unit, splits.method, splits.filter_height)[0]
         group = share.field * share.groups * grain * self.unit.item_bytes

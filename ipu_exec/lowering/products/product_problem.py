@@ -29,7 +29,7 @@ class Problem:
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
-    # of a transposed convolution: a kernel element contributes only to every such output
+    # of a transposed convolution: a kernel element contributes only to every n-th output
     field_stride: tuple[int, int] = (1, 1)
     image_rows: int = 1  # field rows of one image
     in_rows: int = 1  # of an image's inputs
@@ -123,10 +123,8 @@ def unit_for(problem: Problem, machine: Machine, dtype: str) -> amp.Unit:
 
 
 def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) -> tuple[int, int]:
-    """(input, output) channels that are never split: those that the vertex processes at once.
-
-    Or more, if the problem keeps more output channels together; the vertex takes them in turn.
-    """
+    """(input, output) channels that are never split: those that the vertex processes at once."""
+    # or more, if the problem keeps more output channels together; the vertex takes them in turn
     if method in ("1x1", "nx1"):
         return max(1, unit.in_group // filter_height), max(unit.out_group, problem.out_chunk)
     if method == "slic":
