@@ -49,7 +49,7 @@ class IntervalMemory:
         return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
 
     def deepest(self, limit: int) -> np.ndarray:
-        """Micro-batches that tiles of this size can stash: -1: never fits; 2^31 - 1: no end."""
+        """Micro-batches that tiles of this size can stash; -1: never fits; 2^31 - 1: no end."""
         room = limit - np.maximum(self.used, self.passing)
         fits = (room >= 0) & (self.gapped <= limit)
         endless = np.iinfo(np.int32).max
@@ -293,7 +293,7 @@ def _grow(
     in_company: bool = False,
     last: int | None = None,
 ) -> None:
-    """Write fullest tiles of stages from ``begin`` on into ``grown``; all with Block ``last``."""
+    """Write tiles of stages from ``begin`` on into ``grown``; all before ``last`` have it."""
     count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
     pieces = costs.memory.code

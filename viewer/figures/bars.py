@@ -130,7 +130,7 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Cycles of a micro-batch in each stage; with many, adjacent ones of equal cycles are one."""
+    """Cycles of a micro-batch in each stage; of many, adjacent equal ones share a bar."""
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
