@@ -17,17 +17,26 @@ from ipuscope.planner.mappings.question import (
 )
 from ipuscope.words import Parser, positive
 
-# options that mean nothing without --plan
-OF_A_PLAN = (
-    "allow",
-    "global_batch",
-    "micro_batches",
-    "proportions",
-    "fix",
-    "budget",
-    "verify",
-    "write",
-)
+# options that mean nothing without one of these
+_NEED = {
+    ("plan", "tune"): (
+        *("allow", "global_batch", "micro_batches", "proportions", "fix", "objective", "budget"),
+        *("verify", "write", "json", "csv", "ray"),
+    ),
+    ("plan", "tune", "sweep"): ("workers",),
+    ("instances",): (
+        *("replicas", "ipus_per_replica", "nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint"),
+        *("rdzv_id", "rdzv_conf", "master_addr", "master_port", "local_addr"),
+    ),
+}
+# options that would be ignored beside these
+_REFUSED = {
+    "plan": ("tune", "sweep", "instances", "placement", "num_ipus", "profile_dir", "no_source"),
+    "tune": ("sweep", "instances", "placement", "num_ipus", "profile_dir", "no_source"),
+    "sweep": ("instances", "placement", "num_ipus", "levers", "no_source"),
+    "json": ("csv",),
+}
+_CALLED = {"levers": "with", "tune": "tune N", "plan": "plan N"}
 
 
 _TUNED = 3  # compiles of the best, for --tune
@@ -63,11 +72,11 @@ def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.
     """Parse the options of `ipu-run`, named ``prog`` in errors; SystemExit(2) on a conflict."""
     parser = run_parser(prog)
     args = parser.parse_args(argv)
+    args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
+    _check(parser, args)
     if args.tune is not None:
         args.plan = args.tune
         args.verify, args.write = args.verify or _TUNED, args.write or "tuned.json"
-    args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
-    _check(parser, args)
     try:
         _check_plan(args)
     except QuestionError as error:
@@ -173,18 +182,29 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
         )
-    if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
-        parser.error("--plan cannot be combined with --instances, --placement or --num-ipus")
-    if args.plan is not None and args.compile_only:
+    plans = args.plan is not None or args.tune is not None
+    if plans and args.compile_only:
         parser.error("--plan and --tune compile what they need: leave --compile-only out")
-    alone = [name for name in OF_A_PLAN if getattr(args, name)]
-    if args.plan is None and alone:
-        parser.error(f"--{alone[0].replace('_', '-')} needs --plan N or --tune N")
     if args.replicas is not None and args.instances is None:
         parser.error(
             "--replicas counts those of all instances: say --instances too, or set"
             " Options.replicationFactor in the script"
         )
+    given = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    for needed, names in _NEED.items():
+        alone = [name for name in names if name in given]
+        if alone and not set(needed) & set(given):
+            parser.error(f"{_option(alone[0])} needs {' or '.join(map(_option, needed))}")
+    for one, others in _REFUSED.items():
+        beside = [name for name in others if name in given]
+        if one in given and beside:
+            parser.error(
+                f"{_option(one)} cannot be combined with {' or '.join(map(_option, beside))}"
+            )
+
+
+def _option(name: str) -> str:
+    return f"--{_CALLED.get(name, name.replace('_', '-'))}"
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

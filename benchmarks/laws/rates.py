@@ -15,7 +15,8 @@ from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.machine import Machine
 
 CHEAPER = 1.02  # a larger operator, more tiles or half precision may cost so much more or less
-CLIFF = 1.2  # one more element may cost so many times as much
+CLIFF = 1.2  # one more element may cost so many times as much, besides its share
+KERNEL = 4  # of a convolution's extents: rows and columns
 
 
 def _cost(case: Case, machine: Machine) -> int:
@@ -47,9 +48,12 @@ def half_is_slower(case: Case, machine: Machine, draw: random.Random) -> float:
 
 
 def one_more_is_dear(case: Case, machine: Machine, draw: random.Random) -> float:
-    """Cycles with one extent larger by one, over those without."""
+    """Cycles with one extent larger by one, over those without and what the extent grows by."""
     axis = draw.randrange(len(case.extents))
-    return _ratio(_cost(larger(case, axis, 1), machine), _cost(case, machine))
+    growth = 1 + 1 / case.extents[axis]
+    if case.kind == "convolution" and axis == KERNEL:
+        growth *= growth
+    return _ratio(_cost(larger(case, axis, 1), machine), _cost(case, machine)) / growth
 
 
 Rate = Callable[[Case, Machine, random.Random], float]

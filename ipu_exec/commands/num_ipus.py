@@ -22,10 +22,8 @@ from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.search.split_search import Split
-    from ipuscope.profiler import Report
 
 _MOST_LINES = 8  # of a compile's error that are repeated
-_OFF = 0.05  # of a tile, that an estimate of its bytes may be off (docs/advice.md)
 _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
@@ -34,6 +32,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
 
     The file lasts as long as this process. Error if the script does not compile or nothing fits.
     """
+    from ipuscope.planner.advice.relief import fewest_changes
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
@@ -55,9 +54,9 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
                 split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
             except ValueError as error:
                 near = nearest_in_words(costs, range(ipus), levers=True)
-                raise Error(
-                    f"--num-ipus {ipus}: {error}{near}{_with_levers(report, ipus)}"
-                ) from error
+                changes = fewest_changes(report, ipus)
+                fits = f". It may fit with {changes}" if changes else ""
+                raise Error(f"--num-ipus {ipus}: {error}{near}{fits}") from error
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
     if split.prediction.problems:
@@ -78,28 +77,6 @@ def _too_few_parts(costs: Costs) -> str:
         f" most {len(costs)} IPUs, or make a large part several modules that are called one after"
         " another (a recurrent layer of several layers is one module)"
     )
-
-
-def _with_levers(report: Report, ipus: int) -> str:
-    """Levers with which a split that does not fit may, by the advisor's estimates; "" if none."""
-    from ipuscope.planner.advice import Basis, Levers
-    from ipuscope.planner.levers.registry import argument, title
-    from ipuscope.planner.predict.what_if import memory_of
-    from ipuscope.planner.search.refusal import nearest
-
-    basis = Basis.of(report)
-    smaller = max(1, basis.micro_batch // 2)
-    candidates = [
-        *([Levers(half=True)] if basis.sizes.halves else []),
-        *([Levers(micro_batch=smaller)] if smaller < basis.micro_batch else []),
-    ]
-    for levers in candidates:
-        costs = basis.costs_with(levers)
-        over = max(one.nbytes / one.limit for one in memory_of(costs, nearest(costs, range(ipus))))
-        if over <= 1 + _OFF:
-            command = f"ipu-run --num-ipus {ipus} --with {argument(levers)}"
-            return f". By an estimate it may fit with {title(basis, levers)}: try {command}"
-    return ""
 
 
 def _more_samples(costs: Costs, ipus: int) -> str:

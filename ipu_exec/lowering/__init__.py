@@ -81,8 +81,7 @@ _PLANS = PlanCache(limit=32 << 20)  # about 160 kB a plan; GPT-3 on 256 IPUs has
 def generic(spec: OpSpec, machine: Machine) -> Plan:
     """A guess for an operator that nobody lowered, marked ``estimated``.
 
-    Everything is gathered to a linear layout and visited once by a generic C++ vertex (20 worker
-    cycles an element, docs/cycles.md#elementwise).
+    In a linear layout; a C++ vertex takes 20 worker cycles an element, docs/cycles.md#elementwise.
     """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]

@@ -1,7 +1,4 @@
-"""Builds a plan: append steps, hold memory between them, finish.
-
-Lowerings use `Builder` so that each reads as the list of its compute sets and exchanges.
-"""
+"""Builds a plan: a lowering by `Builder` reads as the list of its compute sets and exchanges."""
 
 from __future__ import annotations
 
@@ -39,13 +36,12 @@ def messages(
 ) -> np.ndarray:
     """How many tiles each receiver takes data from.
 
-    The parts of both sides are blocks of ``dims`` dimensions.
-
-    A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) +
-    1)^dims of them: a stretch of a line one more than it covers, a rectangle a row and a column
-    more. What one tile sends arrives in one piece at sequential addresses (popops regroups on the
-    tile before and after, docs/cycles.md#copies): one fragment. ``least``: bytes that always lie on
-    one tile and are wanted as a whole.
+    The parts of both sides are blocks of ``dims`` dimensions. A part of w bytes that lies anywhere
+    over parts of S bytes meets (ceil((w / S)^(1 / dims)) + 1)^dims of them: a stretch of a line one
+    more than it covers, a rectangle a row and a column more. What one tile sends arrives in one
+    piece at sequential addresses (popops regroups on the tile before and after,
+    docs/cycles.md#copies): one fragment. ``least``: bytes that always lie on one tile and are
+    wanted as a whole.
     """
     senders = int(np.count_nonzero(bytes_out))
     share = bytes_out.sum() / max(senders, 1)
@@ -58,10 +54,7 @@ def messages(
 
 @dataclass
 class Builder:
-    """Steps and temporaries of one operator.
-
-    ``spec`` is the operator; vectors are int64[machine.tiles].
-    """
+    """Steps and temporaries of the operator ``spec``; vectors are int64[machine.tiles]."""
 
     spec: OpSpec
     machine: Machine
@@ -89,10 +82,7 @@ class Builder:
         flops: int = 0,
         count: np.ndarray | None = None,
     ) -> int:
-        """Append a compute set of one vertex type.
-
-        There is one vertex on each tile with cycles unless ``count`` says otherwise.
-        """
+        """Append a compute set of one vertex on each tile with cycles, or ``count[tile]``."""
         cycles = np.asarray(cycles, np.int64)
         if count is None:
             count = (cycles > 0).astype(np.int64)
@@ -141,11 +131,10 @@ class Builder:
             )
 
     def read_until(self, index: int, step: int) -> None:
-        """Say that operand ``index`` is read until ``step``, and not after what is said last.
+        """Say that operand ``index`` is read until ``step``; the latest of several calls counts.
 
-        A tensor lives until its last read, which may be in the midst of an operator: one that is
-        rearranged or gathered is free as soon as the copy is there. A lowering says so of an
-        operand only if it says so of all that reads it.
+        One that is rearranged or gathered is free as soon as the copy is there, in the midst of an
+        operator. A lowering says so of an operand only if it says so of all that reads it.
         """
         self.last_reads[index] = max(step, self.last_reads.get(index, 0))
 
@@ -185,9 +174,8 @@ class Builder:
     def lead(self, index: int) -> tuple[Operand, Spread]:
         """Operand ``index``, and how it lies, for a lowering that works where it lies.
 
-        An expanded tensor (the gradient of a sum) repeats elements that may lie on a single tile:
-        it is written out first, over all tiles. Each gets the elements that are there and copies
-        them, the way poplar::program::Copy writes a broadcast tensor.
+        An expanded tensor (the gradient of a sum), whose elements may lie on one tile, is first
+        written out over all tiles: each copies what it gets, as poplar::program::Copy does.
         """
         operand = self.place(index)
         if not any(expanded(operand)):
@@ -212,13 +200,10 @@ class Builder:
         broadcast: bool = False,
         scattered: bool = False,
     ) -> int:
-        """Exchange ``need[tile]`` elements of ``source`` to the tiles.
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles; returns the step of it.
 
-        Returns the step that brings them.
-
-        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of
-        its own. Of an expanded tensor only the elements that are there are sent, each of them to
-        all who need it.
+        ``scattered``: no two elements that a tile needs lie together, so each is a fragment. Of an
+        expanded tensor only the elements that are there are sent, each to all who need it.
         """
         item = source.item_bytes
         if any(expanded(source)) and not broadcast:
@@ -248,10 +233,7 @@ class Builder:
         constants: np.ndarray | None = None,
         note: str = "",
     ) -> Plan:
-        """The finished plan.
-
-        An output that shares an input's storage keeps that storage's layout: None here.
-        """
+        """The finished plan; an output that shares an input's storage keeps its layout: None."""
         layouts = tuple(
             None if out is None or out.layout is not None else layout
             for out, layout in zip(self.spec.outputs, outputs, strict=True)

@@ -135,10 +135,7 @@ erfinv, lgamma and the like), ``clamp``, ``compare`` (as max/min)."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
-    """On-tile transposition: 5/4 cycles an element, the rearrangement term of the planner [PL].
-
-    See docs/cycles.md#copies.
-    """
+    """On-tile transposition: 5/4 cycles an element, as the planner [PL] (docs/cycles.md#copies)."""
     return ceil_div(np.asarray(elements, np.int64) * 5, 4)
 
 

@@ -35,11 +35,7 @@ def digest(*parts: object) -> int:
 
 
 def apportion(total: int, share: np.ndarray) -> np.ndarray:
-    """Split ``total`` over tiles in proportion to ``share``.
-
-    The result is integers that sum to ``total`` exactly: all zero if ``total`` or ``share`` is. A
-    tile without share gets nothing.
-    """
+    """``total`` in proportion to ``share``: integers of that exact sum, all 0 if ``share`` is."""
     whole = float(share.sum())
     if total == 0 or whole == 0:
         return np.zeros(share.shape, np.int64)
@@ -49,10 +45,7 @@ def apportion(total: int, share: np.ndarray) -> np.ndarray:
 
 
 def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``elements`` over ``parts`` in whole grains, differing by a grain at most.
-
-    The last takes the tail.
-    """
+    """``elements`` over ``parts`` in grains, one grain apart at most; the last takes the tail."""
     grains = -(-elements // grain)
     edges = np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, elements)
     return np.diff(edges)
@@ -82,10 +75,7 @@ class Spread:
 
 
 def run_of(key: Hashable) -> int:
-    """Contiguous elements on one tile by this key.
-
-    0 where a tile's share is one piece (or nobody knows).
-    """
+    """Contiguous elements on a tile by this key; 0: a tile's whole share is one, or unknown."""
     return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
 
 
@@ -93,8 +83,7 @@ def run_of(key: Hashable) -> int:
 def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
     """Poplibs' linear mapping: consecutive grains on consecutive tiles, 128 bytes a tile at least.
 
-    The first tile is dithered by the number of elements, so that small tensors do not all pile up
-    on tile 0.
+    The number of elements dithers the first tile, so that small tensors are not all on tile 0.
     """
     grain = max(1, GRAIN_BYTES // item_bytes)
     used = int(min(tiles, max(1, elements * item_bytes // MIN_BYTES_PER_TILE)))
@@ -135,8 +124,7 @@ def is_contiguous(operand: Operand) -> bool:
 def spread_of(operand: Operand, tiles: int) -> Spread:
     """Elements of ``operand`` on each tile, by the layout of its storage (by default linear).
 
-    Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's
-    shares, scaled.
+    Exact for a whole storage and a contiguous piece of a linear one; else its shares, scaled.
     """
     layout = operand.layout or linear_layout(operand, tiles)
     held = layout.bytes // operand.item_bytes
@@ -157,10 +145,7 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
 
 
 def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
-    """The key of an output computed where ``lead`` lies.
-
-    Lead's own where both order their elements alike.
-    """
+    """The key of an output computed where ``lead`` lies: lead's, if both order elements alike."""
     same = (lead.shape, lead.strides) == (output.shape, output.strides)
     if same and is_dense(lead):
         return spread.key
@@ -172,12 +157,9 @@ def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
 
 
 def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
-    """How many distinct positions of the kept dimensions a tile touches.
+    """How many distinct positions of the kept dimensions ``elements`` of ``operand`` touch.
 
-    ``elements`` is how much of ``operand`` it holds.
-
-    A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions
-    outside of them.
+    A tile's share is a box: ``run`` elements in storage order, repeated along dimensions outside.
     """
     left = np.maximum(elements, 1).astype(np.float64)
     budget = np.minimum(left, run) if run else left.copy()

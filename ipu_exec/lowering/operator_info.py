@@ -49,16 +49,15 @@ class OperatorInfo:
     reduces_parts: bool = False
     in_place: bool = False  # PopART has a variant that writes over the operand
     fused_in_update: bool = False  # part of the one expression that an optimiser's update is
-    # With tensors shared by several IPUs: its result is the same on all of them, whatever its
-    # operands are, ...
+    # With tensors shared by several IPUs: all get the same result, whatever its operands are, ...
     makes_alike: bool = False
     makes_different: bool = False  # ... or may be another part on each
     uses_memory_proportion: bool = False  # `ipu_exec.set_available_memory` plans it
     promotion: Promotion = Promotion.NONE
     popart_name: str = ""  # what PopART calls it; "": as PyTorch, capitalised (`popart_name`)
-    # Positions, among its tensor operands, of those of which only the shape or the layout is read:
-    # autograd hands over whole tensors where a shape would do. A function where they depend on the
-    # call's arguments.
+    # Positions of tensor operands of which only the shape or the layout is read: autograd hands
+    # over whole tensors where a shape would do. A function where they depend on the call's
+    # arguments.
     unread: tuple[int, ...] | Callable[[Arguments], tuple[int, ...]] = ()
 
     def unread_operands(self, arguments: Arguments) -> tuple[int, ...]:
@@ -90,8 +89,7 @@ def packet(aten_name: str) -> str:
 def describe(*aten_names: str, **facts: Any) -> None:
     """Add facts (fields of `OperatorInfo`) to operators.
 
-    A name with an overload covers that one, a name without all overloads that have no facts of
-    their own.
+    A name with an overload covers that one, a name without all that have no facts of their own.
     """
     for name in aten_names:
         _INFOS[name] = replace(info(name), **facts)
@@ -108,10 +106,9 @@ def is_view(aten_name: str) -> bool:
 
 
 def popart_name(aten_name: str) -> str:
-    """What PopART, and with it the vendor's tools, call an operator.
+    """What PopART, and with it the vendor's tools, call an operator: "MatMul".
 
-    "MatMul"; where nobody said, PyTorch's words capitalised, a backward as the "Grad" of its
-    forward.
+    Where nobody said, PyTorch's words capitalised, a backward as the "Grad" of its forward.
     """
     known_name = info(aten_name).popart_name or info(packet(aten_name)).popart_name
     if known_name:

@@ -31,10 +31,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of one storage on the tiles.
-
-    Equal elements of two storages with the same key are on the same tile.
-    """
+    """The layout of a storage on tiles: of equal keys, equal elements are on the same tile."""
 
     key: Hashable
     bytes: np.ndarray = field(compare=False, repr=False)  # over tiles
@@ -73,10 +70,7 @@ class Operand:
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
-        """Whether equal indices of both operands are on the same tile.
-
-        An elementwise operator then needs no exchange.
-        """
+        """Whether equal indices of both share a tile: an elementwise operator exchanges nothing."""
         return (
             self.layout is not None
             and other.layout is not None
@@ -145,8 +139,7 @@ class Exchange:
 class Collective:
     """An exchange between the IPUs that share a stage's tensors, after a sync of these.
 
-    Bytes of one IPU over its tiles, ``cycles`` of the exchange by where the IPUs lie
-    (`ipu_exec.base.topology`).
+    Bytes of one IPU over its tiles; ``cycles`` by where the IPUs lie (`ipu_exec.base.topology`).
     """
 
     name: str
@@ -160,10 +153,7 @@ Step = Compute | Exchange | Collective
 
 @dataclass(frozen=True, slots=True)
 class Temporary:
-    """Memory an operator needs while it runs.
-
-    Live from step ``first`` to step ``last`` of the plan, inclusive.
-    """
+    """Memory an operator needs while it runs, from step ``first`` to step ``last`` inclusive."""
 
     name: str
     bytes: np.ndarray
@@ -186,8 +176,7 @@ class Plan:
         tuple[int, Layout], ...
     ] = ()  # (operand index, wish) for operands nobody placed
     constants: np.ndarray | None = None  # worklists and such, always live, bytes over tiles
-    # (operand index, last step that reads it), of operands that are read no more after that; others
-    # are until the last step
+    # (operand index, last step that reads it), of operands not read until the plan's last step
     last_reads: tuple[tuple[int, int], ...] = ()
     note: str = ""  # how it was split, in words
     estimated: bool = False

@@ -18,12 +18,10 @@ _LOWERINGS: dict[str, Lowering] = {}
 def lowering(*aten_names: str, **facts: Any) -> Callable[[Lowering], Lowering]:
     """Decorator: lower these operators with the function, ``f(spec, machine) -> Plan``.
 
-    ``facts``: what else holds of all of them, fields of
-    `ipu_exec.lowering.operator_info.OperatorInfo`.
-
-    A name with an overload (``"aten.relu.default"``) covers that one, a name without
-    (``"aten.relu"``) all overloads. The last registration wins, so that a user can replace ours;
-    call it before compiling.
+    ``facts``: fields of `ipu_exec.lowering.operator_info.OperatorInfo` that hold for all of them. A
+    name with an overload (``"aten.relu.default"``) covers that one, a name without
+    (``"aten.relu"``) all overloads. The last registration wins: call it before compiling to replace
+    ours.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -54,10 +52,7 @@ def find(aten_name: str) -> Lowering:
 
 
 def by_users() -> tuple[tuple[str, str], ...]:
-    """Lowerings from outside this package, sorted.
-
-    Name, and the function's place and code, with the operator's facts where it has any.
-    """
+    """Users' lowerings, sorted: name, the function's place and code, and facts if it has any."""
     by_users = []
     for name, function in sorted(_LOWERINGS.items()):
         if not function.__module__.startswith("ipu_exec."):

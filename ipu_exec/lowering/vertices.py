@@ -68,10 +68,7 @@ _DEFAULT_CODE_BYTES = 320
 
 
 def vertex_info(vertex_type: str) -> tuple[int, int]:
-    """(bytes of code, bytes of state and field data) of a vertex type.
-
-    Types are named like ``poplin::ReduceAdd<float,float>``.
-    """
+    """(bytes of code, of state and fields) of a type like ``poplin::ReduceAdd<float,float>``."""
     family, bracket, types = vertex_type.partition("<")
     family = family.rsplit("::", 1)[-1]
     return _code_bytes(family, f"{family}{bracket}{types}"), STATE_BYTES + FIELD_BYTES

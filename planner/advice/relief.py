@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
 
+from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.levers.compile_again import merged
 from ipuscope.planner.levers.levers import STATES, Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
-from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
+from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.units import size
 
@@ -63,6 +69,77 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
         estimate = any(lever.estimate(value) for lever, value in pulled(levers))
         reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
     return sorted(reliefs, key=lambda one: -one.freed)
+
+
+def fewest_changes(report: Report, ipus: int = 0) -> str:
+    """The smallest combination of levers with which every IPU fits, and one command for it.
+
+    Half a sentence, by the profile's costs: a compile decides. ``ipus``: onto so many, with the
+    quickest split of their Blocks (default: the profiled stages; another split where none of these
+    fits). Of combinations of as many levers the quickest, in half precision only where no other
+    fits. Where none of up to three does: how many IPUs it needs at the least.
+    ValueError where the profile has no costs of Blocks.
+    """
+    basis = basis_of(report)
+    single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
+    if basis.micro_batch > 3:
+        single.append(Levers(micro_batch=1))
+    for count in range(4):
+        found = []
+        for some in combinations(single, count):
+            if len({name for one in some for name in one.pulled}) < count:
+                continue
+            levers = reduce(Levers.over, some, Levers())
+            cycles = _that_run(basis, levers, ipus)
+            if cycles is not None:
+                found.append((cycles, levers))
+        if found:
+            (_, split), levers = min(found, key=lambda one: (one[1].half, one[0]))
+            return _one_command(report, basis, levers, ipus or split)
+    if not basis.can_split:
+        return ""
+    choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
+    least = fewest_stages(basis.costs, choices)
+    alone = "a Block alone is more than an IPU holds"
+    needs = alone if least > len(basis.costs) else f"it needs {least} IPUs or more"
+    return f"none of up to three levers; {needs}"
+
+
+def _that_run(basis: Basis, levers: Levers, ipus: int) -> tuple[float, int] | None:
+    """Cycles a sample, and the IPUs of another split that they need: 0 for the profiled one.
+
+    None where no split fits.
+    """
+    costs = basis.costs_with(levers)
+    samples = costs.samples * costs.micro_batches
+    if not ipus and all(one.answer is Answer.FITS for one in basis.memory_with(levers)):
+        return basis.cycles_with(levers) / samples, 0
+    if not basis.can_split or len(costs) < (ipus or 2):
+        return None
+    choice = (Choice(levers.recompute or costs.recompute, costs.offload or bool(levers.state)),)
+    count = ipus or max(costs.ipus) + 1
+    try:
+        split = best_split(costs, count, choices=choice if costs.training else ())
+    except ValueError:
+        return None
+    runs = all(one.answer is Answer.FITS for one in split.prediction.memory)
+    return (
+        (split.prediction.total / samples, count)
+        if runs and not split.prediction.problems
+        else None
+    )
+
+
+def _one_command(report: Report, basis: Basis, levers: Levers, ipus: int) -> str:
+    """The words of a combination, and the command that compiles the script with it."""
+    made = Provenance.of(report)
+    count = ipus or made.num_ipus
+    words = ["ipu-run", *(["--num-ipus", str(count)] if count else [])]
+    words += ["--with", both] if (both := merged(made.levers, argument(levers))) else []
+    command = shlex.join([*words, made.script or "SCRIPT", *made.arguments])
+    what = [title(basis, levers)] if levers.pulled else []
+    what += ["the quickest split"] if ipus else []
+    return f"{' and '.join(what)} (by the profile's costs; compile to know): {command}"
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:

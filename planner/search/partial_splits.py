@@ -36,6 +36,7 @@ from ipuscope.planner.search.update_bounds import (
 
 MOST_APART = 400_000  # ways x stages up to which none need go on as one
 _WAYS = 1_000  # kept at a time at the least
+_CELLS = 4_000_000  # of way x stage x Block that are looked at where some go on as one
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
@@ -66,7 +67,10 @@ def least_update(
     apart = len(set(known.ipus)) == len(known.ipus)
     table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
     search = Search(costs, table, known.ipus, together, bottleneck)
-    return search.run(least, max(_WAYS, MOST_APART // len(known.ipus)), least.total)
+    ways, cells = MOST_APART // search.stages, table.final.shape[1] * search.stages
+    if not search.few(ways):
+        ways = max(_WAYS, min(ways, _CELLS // cells))
+    return search.run(least, ways, least.total)
 
 
 @dataclass(frozen=True)

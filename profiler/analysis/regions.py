@@ -64,20 +64,18 @@ class Regions:
         if not many:
             return "Nothing in this profile is repeated."
         kinds = units.count(len(self.groups), "group")
-        longer = f"{slow:,} take longer than their median" if slow else "none takes longer"
-        return f"{many:,} in {kinds} of what is built alike; {longer}."
+        return f"{many:,} in {kinds} built alike; slower than the median of their group: {slow:,}."
 
 
 def regions(report: Report, by: str) -> Regions:
-    """What is repeated, ``by`` one of `BY`. ValueError for another."""
+    """What is repeated, ``by`` one of `BY`; nothing without a schedule. ValueError for another."""
     import pandas as pd
 
     if by not in BY:
         raise ValueError(f"{by!r} is not compared: {', '.join(BY)} are")
-    if by == "micro-batch":
-        rows = _micro_batches(report)
-    else:
-        rows = _of_steps(report, by)
+    rows: list[tuple[Any, ...]] = []
+    if len(report.runs):
+        rows = _micro_batches(report) if by == "micro-batch" else _of_steps(report, by)
     things = pd.DataFrame(rows, columns=pd.Index(["group", "name", "cycles", "ratio", "why"]))
     cycles = things.groupby("group", sort=False)["cycles"]
     groups = cycles.agg(count="size", least="min", median="median", most="max").reset_index()
@@ -149,8 +147,6 @@ def _why(own: pd.DataFrame, usual: pd.DataFrame, middle: str) -> str:
 
 def _micro_batches(report: Report) -> list[tuple[Any, ...]]:
     """Micro-batches of the first device iteration, from the first task to the last one's end."""
-    if not len(report.runs):
-        return []
     tasks = report.tasks(0, iteration=0)
     tasks = tasks[(tasks["micro_batch"] >= 0) & (tasks["kind"].astype(str) != "idle")]
     each = tasks.groupby("micro_batch")

@@ -1,7 +1,4 @@
-"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values.
-
-See docs/cycles.md#compound-operators.
-"""
+"""Scaled dot-product attention, part by part (docs/cycles.md#compound-operators)."""
 
 from __future__ import annotations
 
@@ -78,10 +75,7 @@ _BACKWARD = words(
 
 
 def _mask(spec: OpSpec, first: int, scores: tuple[int, ...]) -> int | None:
-    """Operand index of the attention mask.
-
-    The first one after ``first`` that broadcasts to the scores and is not a vector.
-    """
+    """Operand index of the mask: no vector, the first after ``first`` that broadcasts to scores."""
     for index, operand in enumerate(spec.operands[first:], first):
         if operand.shape[-2:] == scores[-2:] and operand.layout is not None:
             return index
@@ -125,10 +119,7 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """The backward of attention: recompute the probabilities, then four gradients.
-
-    The forward keeps only the logarithmic sums of the probabilities.
-    """
+    """Four gradients of recomputed probabilities: the forward keeps only their logarithmic sums."""
     build = Builder(spec, machine)
     grad, query, key, value = (build.place(i) for i in range(4))
     probabilities, spread = _probabilities(build, query, key, 5)

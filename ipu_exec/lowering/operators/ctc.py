@@ -111,10 +111,8 @@ def gradient_cycles(labels: int, extra_blank: bool) -> int:
 
 
 def partition_of(table: Table, parts: tuple[int, int, int, int], item_bytes: int) -> Partition:
-    """The table in ``parts`` of batch, time and labels, the last blank apart or not.
-
-    Costs as in estimateCycles and estimateMaxTileTempMemory.
-    """
+    """The table in ``parts`` of batch, time and labels, the last blank apart or not."""
+    # costs as in estimateCycles and estimateMaxTileTempMemory
     batch, time, labels, apart = parts
     samples, window = -(-table.batch // batch), -(-table.steps // time)
     most = -(-table.labels // labels)
@@ -167,11 +165,8 @@ def _planned(spec: OpSpec, machine: Machine, table_at: tuple[int, ...]) -> Parti
 
 
 def _bring(build: Builder, part: Partition, count: int) -> list[tuple[str, np.ndarray, int]]:
-    """Append the exchanges of the first operands to the tiles of the table that read them.
-
-    Of the labels a tile has its part and a neighbour on either side (createBroadcastTempLabels).
-    Returns the name, bytes and first step of each.
-    """
+    """Append the exchanges of operands to the table's tiles; name, bytes and first step of each."""
+    # of the labels a tile has its part and a neighbour on either side (createBroadcastTempLabels)
     brought = []
     for index in range(count):
         source = build.place(index)
@@ -188,10 +183,8 @@ def _bring(build: Builder, part: Partition, count: int) -> list[tuple[str, np.nd
 
 @lowering("aten._ctc_loss")
 def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table).
-
-    The table is [N, T, 2 longest + 1] (Graves et al., 2006).
-    """
+    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table[N, T, 2 longest + 1])."""
+    # the table: Graves et al., 2006
     build = Builder(spec, machine)
     scores, (out, table) = build.place(0), spec.outputs
     assert out is not None and table is not None
@@ -212,13 +205,8 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._ctc_loss_backward")
 def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """The gradient of the log probabilities[T, N, C].
-
-    Arguments: (gradient, log probabilities, targets, ..., loss, table).
-
-    Each tile has a gradient of all classes for its labels; they are added where the tiles that
-    share a step's labels are several.
-    """
+    """(gradient, log probabilities[T, N, C], targets, ..., loss, table) -> their gradient."""
+    # tiles that share a step's labels have a gradient of all classes each, and these are added
     build = Builder(spec, machine)
     out, table = spec.outputs[0], spec.operands[-1]
     assert out is not None
@@ -246,10 +234,8 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _input_elements(part: Partition, out: Operand, tiles: int) -> np.ndarray:
-    """Elements of the input, and of its gradient, on each tile (mapDataInputAccordingToPlan).
-
-    Time is split over all tiles of a part of the batch, and classes stay together.
-    """
+    """Elements of the input, and of its gradient, on each tile (mapDataInputAccordingToPlan)."""
+    # time is split over all tiles of a part of the batch, and classes stay together
     steps, batch, classes = out.shape
     parts = min(part.time * part.parts_of_labels, steps)
     window = -(-steps // parts)

@@ -25,10 +25,7 @@ _END = 1 << 30
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:
-    """Cycles for ``pairs`` of rows of ``width`` elements on each tile.
-
-    20 + 6 (17 + pairs (10 + c ceil(width / v))).
-    """
+    """20 + 6 (17 + pairs (10 + c ceil(width / v))) cycles a tile, for ``pairs`` of rows."""
     lanes = max(1, 8 // item_bytes)
     cheap = power in (0.0, 1.0, 2.0, float("inf"))
     inner = PER_VECTOR * -(-width // lanes) + (0 if cheap else PER_POWER * width)
@@ -36,10 +33,7 @@ def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) ->
 
 
 def _rows(operand: Operand, pairs: np.ndarray, other: int) -> np.ndarray:
-    """Elements of ``operand`` that ``pairs`` consecutive pairs on a tile need.
-
-    Each of its rows takes part in ``other`` pairs.
-    """
+    """Elements of ``operand`` for ``pairs`` in order on a tile; a row is in ``other`` pairs."""
     most = operand.elements // max(operand.shape[-1], 1)
     rows = np.minimum(ceil_div(pairs, other) + (other > 1), np.minimum(pairs, most))
     return np.where(pairs > 0, rows, 0) * operand.shape[-1]
@@ -59,12 +53,8 @@ def _finish(build: Builder, spread: Spread, power: float, dtype: str) -> None:
 
 @lowering("aten._cdist_forward", "aten._pdist_forward")
 def distances(spec: OpSpec, machine: Machine) -> Plan:
-    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> pairs.
-
-    The pairs are the N (N - 1) / 2 pairs of rows of ``a``.
-
-    Distances lie linearly, so a tile has a few rows of ``a`` and those of ``b`` beside them.
-    """
+    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> N (N - 1) / 2 pairs."""
+    # distances lie linearly, so a tile has a few rows of a and those of b beside them
     build = Builder(spec, machine)
     out, first = spec.outputs[0], spec.operands[0]
     assert out is not None
@@ -87,13 +77,8 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._cdist_backward", "aten._pdist_backward")
 def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``.
-
-    For pdist without ``b``.
-
-    Each row of the result looks at all rows of ``b``, and at the gradients and distances of its
-    pairs, once.
-    """
+    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> a's gradient; for pdist without b."""
+    # each row of the result looks once at all rows of b, and at its pairs' gradients and distances
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

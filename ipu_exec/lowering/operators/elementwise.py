@@ -1,7 +1,4 @@
-"""Elementwise operators.
-
-Unary, binary (with broadcasting and scalars) and ternary operators, casts, fills and optimiser
-updates.
+"""Elementwise operators: unary, binary, ternary, casts, fills and optimiser updates.
 
 The leading operand stays on its tiles and the others are sent to it: nothing moves if they have the
 same layout, the whole tensor is exchanged if they have another, and a broadcast operand is sent to
@@ -216,12 +213,10 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays on its tiles, or -1 if there is none.
+    """Index of the operand that stays on its tiles, or -1: of the result's shape, on most tiles.
 
-    It has the result's shape and a layout, on the most tiles.
-
-    One that only repeats elements (the gradient of a mean) does not determine the result's layout,
-    because it may be on one tile. In place it is always the operand that is written.
+    One that only repeats elements (the gradient of a mean) may be on one tile, and does not
+    determine the result's layout. In place it is always the operand that is written.
     """
     if is_in_place(spec):
         out = spec.outputs[0]
@@ -240,18 +235,13 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
 
 
 def _innermost(operand: Operand) -> int:
-    """The dimension along which adjacent elements are stored; -1 if there is none.
-
-    Only dimensions with more than one element count.
-    """
+    """The dimension, of more than one element, of adjacent elements; -1 if there is none."""
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
     return min(wide, key=lambda d: operand.strides[d], default=-1)
 
 
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
-    """Transpose an operand in groups, so that it can be sent in groups.
-
-    Only if its adjacent elements are along another dimension.
+    """Transpose an operand whose elements adjoin along another dimension, to send it in groups.
 
     popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
     ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
@@ -273,10 +263,9 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
 
 
 def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[str, int]:
-    """Exchange operand ``index`` to the tiles of ``lead``, if it is not there.
+    """Exchange operand ``index`` to the tiles of ``lead``, if it is not there; hold it to the end.
 
-    Returns ("same" | "scalar" | "vector" | "broadcast", most elements held on a tile); holds what
-    arrived until the end of the plan.
+    Returns ("same" | "scalar" | "vector" | "broadcast", most elements held on a tile).
     """
     operand = build.spec.operands[index]
     if operand.again and operand.shape == lead.shape:  # it was brought, or is what leads
@@ -355,8 +344,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     for position, kind in enumerate(kinds):
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, spread.elements, dtype)
-    # what an optimiser does to its state and weights is one fused expression
-    # [POPART, willow/src/popx/op/accumulatex.cpp]
+    # an optimiser's update is one fused expression [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in (Role.OPTIMISER_STATE, Role.WEIGHT)
     if len(kinds) > 1 and not fused:
         build.hold(
@@ -372,10 +360,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
-    """The vertex for these operands.
-
-    Broadcast by scalar, along the last dimension, in place, or general.
-    """
+    """The vertex's form: broadcast by scalar or along the last dimension, in place, or general."""
     if "same" not in forms:
         if "vector" in forms and kind in _VECTOR_FORMS:
             return _VECTOR_FORMS[kind]
@@ -426,10 +411,7 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants: the result has the layout of the operand it was created from, else a linear one.
-
-    ``empty`` writes nothing.
-    """
+    """Constants, laid out as the operand they are created from or linearly; ``empty`` has none."""
     build = Builder(spec, machine)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
@@ -454,9 +436,7 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
-    """Copies and casts.
-
-    The result keeps the source's tiles; a different order of dimensions is rearranged on the tile.
+    """Copies and casts on the source's tiles, which rearrange another order of dimensions.
 
     ``copy_`` writes to its first operand's tiles and so exchanges a source with another layout.
     """

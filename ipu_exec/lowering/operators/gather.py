@@ -1,9 +1,7 @@
 """Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put.
 
-See docs/cycles.md#gather.
-
 The table keeps its layout, the indices are sent to every tile that holds a part of it, and the rows
-that are read are exchanged to the tiles of the result.
+that are read are exchanged to the tiles of the result (docs/cycles.md#gather).
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ _INDEXED = 10
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
-    """``popops::MultiSlice``.
-
-    6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by the workers.
-    """
+    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8]."""
+    # workers share the lookups
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     return np.where(
         lookups > 0, WORKERS * (30 + hit * (19 + 2 * ceil_div(row_bytes, 8)) + 8 * miss), 0
@@ -52,10 +48,8 @@ def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -
 def update_cycles(
     hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int
 ) -> np.ndarray:
-    """``popops::MultiUpdateAdd``.
-
-    6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8 bytes.
-    """
+    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]."""
+    # an atom is 8 bytes
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     atoms = ceil_div(row_elements * item_bytes, 8)
     return np.where(
@@ -69,10 +63,7 @@ def _row(table: Operand, dim: int) -> int:
 
 
 def repeated_row(index: Operand) -> int:
-    """How often an expanded index repeats itself along the innermost dimensions.
-
-    It picks rows of so many elements.
-    """
+    """How often an expanded index repeats itself innermost: it picks rows of so many elements."""
     row = 1
     for extent, stride in zip(reversed(index.shape), reversed(index.strides), strict=True):
         if stride and extent > 1:
@@ -82,10 +73,7 @@ def repeated_row(index: Operand) -> int:
 
 
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
-    """Send the indices to every tile that holds a part of the table.
-
-    Each copy of the table takes a part of the indices.
-    """
+    """Send the indices to every tile with a part of the table; its copies take a part each."""
     for index in indices:
         source = build.place(index)
         need = np.where(held > 0, ceil_div(distinct(source), copies), 0)
@@ -96,14 +84,12 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
 def _copies(
     held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
-    """How many copies of a table share its lookups.
-
-    It is the number whose ``cost`` is least among those for which there is memory.
+    """How many copies of a table share its lookups: of least ``cost``, if there is memory.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
-    halves, 1 for as many rows as lookups and for large tables
-    [PL, tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor
-    of 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
+    halves, 1 for as many rows as lookups and for large tables [PL,
+    tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of 1.6
+    and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
     """
     idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
     room = machine.proportion * machine.target.bytes_per_tile
@@ -119,10 +105,7 @@ def _copies(
 
 
 def _copied(held: np.ndarray, copies: int) -> np.ndarray:
-    """``held`` with its copies on the tiles that follow.
-
-    Where the tiles are too few, each copy is spread evenly over its part of them.
-    """
+    """``held`` and its copies on the tiles that follow, or spread evenly if these are too few."""
     if copies == 1:
         return held
     several = np.zeros_like(held)
@@ -237,9 +220,8 @@ def update(
 ) -> Plan:
     """Send rows of values to the tiles that hold their place in the result and add them.
 
-    ``base`` is the operand that the result starts from (copied unless in place); None starts from
-    zero. ``rows`` is how many arrive, where that is not one for each row of the values (a bag's
-    gradient goes to all its indices).
+    ``base``: the operand that the result starts from (copied unless in place); None: zeros.
+    ``rows``: that arrive, if not one a row of values (a bag's gradient goes to all indices).
     """
     build = Builder(spec, machine)
     out, name = spec.outputs[0], base_name(spec)
@@ -295,10 +277,7 @@ def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
 def _add_up_copies(
     build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
 ) -> None:
-    """Bring the copies of a result to where it lies.
-
-    Where elements were written, not added, marks say which.
-    """
+    """Bring a result's copies to where it lies; marks say what was written where none adds."""
     name, elements = base_name(build.spec), updates.result
     partials = elements * copies * out.item_bytes
     step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
@@ -321,9 +300,7 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
-    """(table, indices, offsets, ...).
-
-    A multi-slice, then the rows of a bag are reduced where the bag lies.
+    """(table, indices, offsets, ...): a multi-slice, and each bag's rows reduced where it lies.
 
     Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
     weights of samples (an operand after the offsets) multiply, before the sum.
@@ -367,10 +344,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_dense_backward")
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, indices, bag of each index, ...).
-
-    A bag's gradient is added to the row of each of its indices.
-    """
+    """(gradient, indices, bag of each index, ...): adds a bag's gradient to its indices' rows."""
     gradient, indices = spec.operands[0], spec.operands[1]
     return update(
         spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements
@@ -379,10 +353,7 @@ def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, table, indices, offsets, bags, ...).
-
-    The dot product of a bag's gradient and an index's row.
-    """
+    """(gradient, table, indices, offsets, bags, ...): a bag's gradient times an index's row."""
     build = Builder(spec, machine)
     gradient, table, indices, out = (
         build.place(0),
@@ -426,12 +397,7 @@ def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
 def select_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index).
-
-    Whole rows for index_select, and for gather where the index is expanded over them.
-
-    Else gather picks single elements.
-    """
+    """(input, dim, index): rows for index_select and gather by an expanded index, else elements."""
     table, index = spec.operands[0], spec.operands[1]
     dim = int(spec.args[1]) if isinstance(spec.args[1], int) else 0
     contiguous = prod(table.shape[dim % max(1, len(table.shape)) + 1 :])
@@ -451,10 +417,7 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
-    """``x[mask] = value``, a mask of the dimensions from ``first`` on.
-
-    A select where the value is one for all.
-    """
+    """``x[mask] = value``, a mask of dimensions from ``first``: a select if the value is one."""
     whole, mask, value = spec.operands
     behind = len(whole.shape) - first - len(mask.shape)
     if len(value.shape) > behind:  # a value for each element under the mask: each goes to its place
@@ -502,10 +465,7 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     "aten.masked_scatter_",
 )
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index, values).
-
-    Single elements, or rows for index_add, index_copy and an expanded index.
-    """
+    """(input, dim, index, values): elements, or rows (index_add, index_copy, expanded index)."""
     table, place = spec.operands[0], spec.operands[1]
     dim = spec.args[1] if isinstance(spec.args[1], int) else 0
     if base_name(spec).startswith("index_"):
@@ -526,21 +486,14 @@ def put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.masked_scatter_backward")
 def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, sizes).
-
-    The gradients under the mask, packed together: each position is looked for.
-    """
+    """(gradient, mask, sizes): the gradients under the mask, packed: each position is searched."""
     return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
 
 
 @lowering("aten.bucketize", "aten.searchsorted")
 def search(spec: OpSpec, machine: Machine) -> Plan:
-    """(values, edges), or (edges, values) for searchsorted.
-
-    A binary search, log2(edges) generic steps an element.
-
-    The edges of a row go to every tile that has values of it.
-    """
+    """A binary search by (values, edges), or by (edges, values) for searchsorted."""
+    # log2(edges) generic steps an element; a row's edges go to every tile that has values of it
     build = Builder(spec, machine)
     data, bins = (1, 0) if base_name(spec) == "searchsorted" else (0, 1)
     values, out = (spec.operands[data] if data < len(spec.operands) else None), spec.outputs[0]
@@ -561,9 +514,7 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient.
-
-    The gradient takes (data, index, gradient).
+    """PopTorch's ``FastGatherLastDim`` of (data, index); its gradient of (data, index, gradient).
 
     A row of each is on one tile, so that an index is read there only [POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the

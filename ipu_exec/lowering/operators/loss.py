@@ -26,10 +26,7 @@ NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
 def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
-    """The number of targets that each tile's share of the scores belongs to.
-
-    Classes are dimension 1, or 0 without a batch.
-    """
+    """How many targets a tile's scores belong to; classes: dimension 1, or 0 without a batch."""
     axis = 1 if len(scores.shape) > 1 else 0
     without = tuple(1 if d == axis else n for d, n in enumerate(scores.shape))
     column = Operand(without, target.dtype, (0,) * len(without))
@@ -41,12 +38,10 @@ def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
 
 
 def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -> None:
-    """Append the encoding of the targets, as ones among zeros, where the scores lie.
-
-    Whole vectors of targets go to as many tiles as there are, and those left share the classes,
-    four vectors at least. A vertex takes its targets one by one ([PL, lib/popops/Encoding.cpp],
-    encodeOneHotBase; a target that torch has as a signed number takes 100 worker cycles).
-    """
+    """Append the encoding of the targets, as ones among zeros, where the scores lie."""
+    # Whole vectors of targets go to as many tiles as there are, and those left share the classes,
+    # four vectors at least. A vertex takes its targets one by one ([PL, lib/popops/Encoding.cpp],
+    # encodeOneHotBase; a target that torch has as a signed number takes 100 worker cycles).
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
     vector = max(1, VECTOR_BYTES // scores.item_bytes)
     vectors = ceil(target.elements / vector)
@@ -79,10 +74,8 @@ def _mask(build: Builder, rows: np.ndarray, name: str) -> None:
 
 
 def _scaled_by_count(build: Builder, target: Operand, elements: np.ndarray, dtype: str) -> None:
-    """Append the division by how many targets count.
-
-    [POPART, willow/src/popx/op/nllx.cpp], applyScalingInPlaceForMeanReductionWithIgnoreIndex.
-    """
+    """Append the division by how many targets count."""
+    # [POPART, willow/src/popx/op/nllx.cpp], applyScalingInPlaceForMeanReductionWithIgnoreIndex
     flat = Operand((target.elements,), "float32", (1,))
     labels = build.linear(target.elements, "float32")
     count = reduce_over(build, flat, labels, (0,), "ADD", "count")
@@ -134,10 +127,8 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Targets are encoded as minus one among zeros, masked, and scaled by the incoming gradient.
-
-    [POPART, willow/src/popx/op/nllx.cpp], NllGradOpx::grow.
-    """
+    """Targets are encoded as minus one among zeros, masked, and scaled by the incoming gradient."""
+    # [POPART, willow/src/popx/op/nllx.cpp], NllGradOpx::grow
     build = Builder(spec, machine)
     scores, spread = build.lead(1)
     out, target = spec.outputs[0], build.place(2)
@@ -198,10 +189,7 @@ _BACKWARD: dict[str, tuple[str, ...]] = {
 
 
 def _reduction(spec: OpSpec) -> Any:
-    """The reduction argument.
-
-    The first plain integer after the tensors, or torch's default (mean) if there is none.
-    """
+    """The reduction argument: the first plain integer after the tensors; by default a mean."""
     named = dict(spec.kwargs)
     if "reduction" in named:
         return named["reduction"]

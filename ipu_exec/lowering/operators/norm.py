@@ -1,7 +1,4 @@
-"""Layer, group, batch and instance norm: two reductions and maps, forward and backward.
-
-See docs/cycles.md#compound-operators.
-"""
+"""Layer, group, batch and instance norm, both ways (docs/cycles.md#compound-operators)."""
 
 from __future__ import annotations
 
@@ -38,14 +35,10 @@ def _affine(
 
 
 def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``.
-
-    They are sent back to the tiles of ``lead``.
-
-    The stable version computes the mean first and subtracts it before squaring; in the other one
-    the variance is the mean of squares minus the squared mean ([POPART,
-    willow/include/popart/sessionoptions.hpp], enableStableNorm).
-    """
+    """Append mean and inverse standard deviation over ``dims``, sent back to ``lead``'s tiles."""
+    # The stable version computes the mean first and subtracts it before squaring. In the other one
+    # the variance is the mean of squares minus the squared mean ([POPART,
+    # willow/include/popart/sessionoptions.hpp], enableStableNorm).
     mean = reduce_over(build, lead, spread, dims, "ADD", "mean")
     if build.machine.stable_norm:
         broadcast_back(build, mean, "broadcast mean")
@@ -99,10 +92,7 @@ def _forward(
     lead: Operand | None = None,
     training: bool = True,
 ) -> Plan:
-    """A norm over ``dims`` with scale and shift along ``axes``.
-
-    ``lead`` is the regrouped input, if it was regrouped.
-    """
+    """A norm over ``dims``, scale and shift along ``axes``; ``lead``: the input, if regrouped."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     out = spec.outputs[0]
@@ -231,8 +221,7 @@ def _backward(
 ) -> Plan:
     """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
 
-    ``dims`` are the normalised dimensions; the gradients of scale and shift are summed over
-    ``affine_dims``.
+    ``dims`` are normalised; the gradients of scale and shift are summed over ``affine_dims``.
     """
     build = Builder(spec, machine)
     operand, spread = build.lead(data)

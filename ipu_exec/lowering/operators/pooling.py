@@ -1,6 +1,4 @@
-"""Pooling and its gradients.
-
-The splits of batch, channels and field with the fewest cycles, as popnn plans them.
+"""Pooling and its gradients: splits of batch, channels and field, as popnn plans them.
 
 The windows of a tile's outputs are sent to it, and each worker takes a range of field rows ([PL,
 lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
@@ -112,10 +110,8 @@ def _worker_cycles(
 
 
 def _positions(pooling: Pooling) -> int:
-    """Positions of the kernel that apply to a row.
-
-    Of a gradient's elements every stride-th is in the same place of its window.
-    """
+    """Positions of the kernel that apply to a row."""
+    # of a gradient's elements every stride-th is in the same place of its window
     if not pooling.backward:
         return prod(pooling.kernel)
     outer = zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
@@ -185,10 +181,8 @@ def _best_split(
 
 
 def _planned_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
-    """Elements that popnn expects to bring to a tile (getBytesRequiredPerTile).
-
-    A gradient's windows are counted with the zeros that a stride leaves between them.
-    """
+    """Elements that popnn expects to bring to a tile (getBytesRequiredPerTile)."""
+    # a gradient's windows are counted with the zeros that a stride leaves between them
     batch, channels, field = parts
     windows, outputs = batch * channels, reduce(np.multiply, field, batch * channels)
     for own, kernel, stride in zip(field, pooling.kernel, pooling.stride, strict=True):
@@ -197,10 +191,7 @@ def _planned_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 
 def _splits(extent: int, most: int) -> np.ndarray:
-    """Part counts worth trying, at most ``most`` of them.
-
-    Each has a different size of the largest part, and is the smallest count with that size.
-    """
+    """Part counts worth trying, up to ``most``: the smallest for each size of the largest part."""
     sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
     parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))
     if len(parts) <= most:
@@ -239,10 +230,7 @@ def _run(pooling: Pooling, split: Split) -> int:
 def _spatial(
     spec: OpSpec, position: int, read: Operand, made: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernel and stride, from arguments at ``position`` and the next.
-
-    For adaptive pooling, those that follow from its extents.
-    """
+    """Kernel and stride, from ``position`` and the next argument; adaptive: from the extents."""
     rank = (
         int(spec.name.split("d.")[0].split("d_")[0][-1])
         if "pool" in spec.name
@@ -304,10 +292,8 @@ def _pooling(
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Windows are sent to the planned tiles of their outputs.
-
-    The indices of a maximum are not computed: its gradient compares (popnn::MaxPoolingGrad).
-    """
+    """Windows are sent to the planned tiles of their outputs."""
+    # the indices of a maximum are not computed: its gradient compares (popnn::MaxPoolingGrad)
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
     assert out is not None
@@ -362,11 +348,9 @@ def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
     unread=unread_by_gradients,
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each element reads the windows that contain it.
-
-    The gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
-    which stands where torch has its indices (`ipu_exec.capture.rewrites.pooled_maximum`).
-    """
+    """Each element reads the windows that contain it."""
+    # the gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
+    # which stands where torch has its indices (`ipu_exec.capture.rewrites.pooled_maximum`)
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]
     assert out is not None

@@ -1,7 +1,4 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector.
-
-See docs/cycles.md#elementwise.
-"""
+"""Random numbers and dropout in hardware: 4 worker cycles a vector (docs/cycles.md#elementwise)."""
 
 from __future__ import annotations
 
@@ -29,11 +26,8 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.native_dropout_backward", unread=(1,))
 def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, scale): the same numbers are drawn again from the seed, so no mask is kept.
-
-    They are the same only on the same tiles (poprand's reference tensor): the gradient comes to
-    where it was dropped.
-    """
+    """(gradient, mask, scale): draws the same numbers again from the seed, so no mask is kept."""
+    # only the same tiles draw the same (poprand's reference tensor): the gradient comes to them
     build = Builder(spec, machine)
     mask, spread = build.lead(1)
     out = spec.outputs[0]
@@ -54,10 +48,7 @@ _RANDOM = words(
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))
 def random(spec: OpSpec, machine: Machine) -> Plan:
-    """Random numbers, made where the result lies.
-
-    The result lies like the operand of the same shape if there is one, else linearly.
-    """
+    """Random numbers, made where the result lies: like an operand of its shape, else linearly."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

@@ -50,10 +50,7 @@ class Stages(NamedTuple):
 
 
 def on_tiles(elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: int = 0) -> Stages:
-    """The two stages on each tile.
-
-    ``together``: elements of an output that lie together; 0 where outputs lie side by side.
-    """
+    """The two stages on each tile; ``together`` as `_together` has it."""
     if not together:
         return _stages(elements, outputs, kind, side_by_side)
 
@@ -119,11 +116,8 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def output_spread(outputs: int, tiles: int, item_bytes: int = FLOAT_BYTES) -> Spread:
-    """Outputs of a reduction over tiles, at least 32 bytes of partials a tile.
-
-    ``item_bytes``: of a partial ([PL, lib/popops/reduction/ReductionStages.cpp],
-    intermediateToOutput: four vectors).
-    """
+    """Outputs of a reduction over tiles, at least 32 bytes of partials of ``item_bytes`` a tile."""
+    # [PL, lib/popops/reduction/ReductionStages.cpp], intermediateToOutput: four vectors
     used = max(1, min(tiles, -(-outputs * item_bytes // _LEAST_BYTES)))
     start = digest("reduce", outputs, used) % tiles
     share = np.zeros(tiles, np.int64)
@@ -146,10 +140,7 @@ def reduce_over(
     op: str = "ADD",
     name: str = "reduce",
 ) -> Reduced:
-    """Append the steps that reduce ``operand`` over ``dims``.
-
-    ``op`` names the operation in the vertex type.
-    """
+    """Append the steps that reduce ``operand`` over ``dims``; ``op``: as vertex types name it."""
     remaining = tuple(d not in dims for d in range(len(operand.shape)))
     outputs = prod(n for n, k in zip(operand.shape, remaining, strict=True) if k)
     if not operand.elements:  # nothing to reduce: what the operation gives of nothing
@@ -202,11 +193,8 @@ def reduce_partials(
 
 
 def _reduced_there(kind: Kind, held: np.ndarray, outputs: int, wanted: Spread) -> bool:
-    """Whether poplibs expects less of reducing where the outputs are wanted than on all tiles.
-
-    Partials are counted whole on the way to all tiles, and once on the way to where they are
-    wanted, as there.
-    """
+    """Whether poplibs expects less of reducing where the outputs are wanted than on all tiles."""
+    # as there, partials count whole on the way to all tiles, once to where they are wanted
     tiles, sources = len(held), -(-int(held.sum()) // outputs)
     there, words = int(wanted.elements.max()), max(1, 4 // kind.item_bytes)
     every = -(-outputs // (_BALANCED_GRAIN * tiles)) * _BALANCED_GRAIN
@@ -241,11 +229,9 @@ def _one_more_stage(held: np.ndarray, outputs: int, tiles: int) -> bool:
 def _between(
     build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: int, width: int
 ) -> np.ndarray:
-    """Append a stage whose results are partials again; returns how many each tile has.
-
-    Outputs are cut into columns of whole grains, then each column's sources into blocks
-    (calculateSplit).
-    """
+    """Append a stage whose results are partials again; returns how many each tile has."""
+    # outputs are cut into columns of whole grains, each column's sources into blocks
+    # (calculateSplit)
     total, tiles = int(held.sum()), build.tiles
     blocks = Blocks.of(total, outputs, width, kind, tiles)
     used, each = min(tiles, blocks.count), -(-blocks.count // tiles)
@@ -375,8 +361,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     out = next(o for o in spec.outputs if o is not None)
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
-        # the position travels with the value: a compare and two selects an element before anything
-        # is added up
+        # the position travels with the value: a compare and two selects an element before adding
         build.map("index", "compare", spread.elements, operand.dtype)
     if _OPS[name] == "ADD" and operand.item_bytes == 1:  # booleans are counted as numbers
         build.map(f"{name}/cast", "cast", spread.elements, out.dtype, flops=0)

@@ -64,10 +64,7 @@ def strided(rows: int, columns: int, kind: Kind) -> int:
 
 
 def continuous(elements: int, outputs: int, kind: Kind) -> int:
-    """Worker cycles where the ``elements`` of each output follow each other.
-
-    getCycleEstimateReduceAllRegionsContinuous.
-    """
+    """Worker cycles if an output's elements adjoin (getCycleEstimateReduceAllRegionsContinuous)."""
     if kind.op in _LOGICAL:
         return _CONTINUOUS_CALL + _LOGICAL_ELEMENT * elements * outputs
     inner = 20 * elements if kind.op == "LOG_ADD" else elements // kind.vector
@@ -87,10 +84,7 @@ def _loaded_at_once(columns: int, kind: Kind) -> int:
 
 
 def row_splits(rows: int, columns: int, pieces: int, kind: Kind) -> int:
-    """Into how many parts the rows of the slowest of ``pieces`` of ``columns`` are cut; 1 is none.
-
-    splitTwoStageReductionsBetweenWorkers.
-    """
+    """Parts of the rows of the slowest of ``pieces`` (splitTwoStageReductionsBetweenWorkers)."""
     work = ceil(rows * columns / _loaded_at_once(columns, kind))
     whole = _OVERHEAD + work
     expected, parts = [whole] * pieces, [1] * pieces
@@ -122,10 +116,7 @@ class OnTile(NamedTuple):
 
 
 def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> OnTile:
-    """``pieces`` of ``columns`` each, shared out over the workers.
-
-    ``alone``: a column of single elements, which follow each other.
-    """
+    """``pieces`` of ``columns`` each over the workers; ``alone``: of adjacent single elements."""
     parts = 1 if pieces >= WORKERS else row_splits(rows, columns, pieces, kind)
     part = ceil(rows / parts)
 
@@ -185,10 +176,8 @@ def single(rows: int, outputs: int, kind: Kind) -> OnTile:
 
 
 def in_blocks(rows: int, columns: int, each: int, kind: Kind) -> OnTile:
-    """Both stages of a tile that has ``each`` blocks of ``rows`` of ``columns``.
-
-    A worker has a whole block: columns are not cut there (intermediateToIntermediate).
-    """
+    """Both stages of a tile that has ``each`` blocks of ``rows`` of ``columns``."""
+    # a worker has a whole block: columns are not cut there (intermediateToIntermediate)
     if each < WORKERS:
         return _cut(rows, columns, each, kind, columns == 1)
     a_block = continuous(rows, 1, kind) if columns == 1 else strided(rows, columns, kind)

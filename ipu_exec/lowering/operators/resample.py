@@ -1,6 +1,4 @@
-"""Resampling: nearest, linear and cubic interpolation, and grid_sample.
-
-One to three dimensions, with their gradients.
+"""Resampling in 1 to 3 dimensions, with gradients: nearest, linear, cubic, and grid_sample.
 
 Nearest is a copy with repeats. The others add weighted neighbours, one dimension after another: 2
 (linear) or 4 (cubic) taps each, one scaled addition per tap (docs/cycles.md#elementwise).
@@ -55,10 +53,7 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
 
 
 def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
-    """Elements of ``source`` that a tile needs for its share of ``total`` results.
-
-    Its part and one row on each side.
-    """
+    """Elements of ``source`` for a tile's share of ``total``: its part and a row on each side."""
     part = ceil_div(result * source.elements, max(total, 1))
     border = source.shape[-1] * (taps - 1)
     return np.where(result > 0, np.minimum(part + border, source.elements), 0)
@@ -66,10 +61,7 @@ def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.
 
 @lowering(*(f"aten.{name}" for name in MODES))
 def resample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, output size, ...).
-
-    The result is linear, and the part of the input that it reads is sent to it.
-    """
+    """(input, output size, ...): a linear result, whose tiles are sent the input that they read."""
     build, name = Builder(spec, machine), base_name(spec)
     source, out = build.place(0), spec.outputs[0]
     assert out is not None
@@ -86,12 +78,8 @@ def resample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}_backward" for name in MODES))
 def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, output size, input size, ...).
-
-    Each gradient is weighted and added to the neighbours it came from.
-
-    The result is linear; the gradients that contribute to a tile's share are sent to it.
-    """
+    """(gradient, output size, input size, ...): a weighted sum into the neighbours it came from."""
+    # the result is linear; the gradients that contribute to a tile's share are sent to it
     build, name = Builder(spec, machine), base_name(spec).removesuffix("_backward")
     grad, out = build.place(0), spec.outputs[0]
     assert out is not None
@@ -110,19 +98,14 @@ _NEAREST = 1  # torch's number of the mode
 
 
 def _corners(spec: OpSpec, grid: Operand) -> int:
-    """The number of neighbours of a sampled point.
-
-    2 per dimension, 1 in all for nearest, 4 per dimension for bicubic.
-    """
+    """Neighbours of a point: 1 in all for nearest, 4 per dimension for bicubic, else 2."""
     mode = next((a for a in spec.args if isinstance(a, int) and not isinstance(a, bool)), 0)
     return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
 
 
 @lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
 def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[N, C, ...], grid[N, ..., d]).
-
-    Coordinates and weights of the corners, a gather of them, their sum.
+    """(input[N, C, ...], grid[N, ..., d]): corners and weights, a gather of them, their sum.
 
     The selection depends on data: the coordinates go to the tiles that hold the input, which send
     every corner of every point in all channels (docs/cycles.md#gather, one element a row).
@@ -158,11 +141,8 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
 def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, grid, ...).
-
-    Weighted gradients are added on the corners' tiles. For the grid, the corners' differences times
-    the gradients are summed over the channels.
-    """
+    """(gradient, input, grid, ...): weighted gradients are added on the corners' tiles."""
+    # for the grid, the corners' differences times the gradients are summed over the channels
     from ipu_exec.lowering.operators.gather import slice_cycles, update_cycles
 
     build = Builder(spec, machine)

@@ -47,7 +47,6 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
     """Move the transposition of a product's right operand before the time loop.
 
     The product begins at step ``product``, the loop at ``start``; returns the loop's new start.
-
     That operand is the weights, which are the same at all time steps ([PL, lib/popnn/Lstm.cpp],
     [PL, lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before
     the loop).
@@ -79,11 +78,9 @@ def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[
 
 
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step, for ``states`` elements of hidden state per tile.
-
-    For an LSTM: both gates' products at once, their sum, tanh and the output's product ([PL,
-    lib/popnn/Lstm.cpp], basicLstmCellForwardPass).
-    """
+    """The maps of one time step, for ``states`` elements of hidden state per tile."""
+    # for an LSTM: both gates' products at once, their sum, tanh and the output's product ([PL,
+    # lib/popnn/Lstm.cpp], basicLstmCellForwardPass)
     if gates == 1:
         build.map(
             "activation", "relu" if base_name(build.spec) == "rnn_relu" else "tanh", states, dtype
@@ -101,11 +98,9 @@ def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
 def _kernel(
     build: Builder, name: str, left: Operand, indices: tuple[int, ...], columns: int
 ) -> Operand:
-    """The weights of a step's product, stacked, in the layout that its plan wants.
-
-    Those without a layout have it from the start ([PL, lib/popnn/Lstm.cpp], createWeightsKernel);
-    others are rearranged once, before the loop, and are kept until it ends.
-    """
+    """The weights of a step's product, stacked, in the layout that its plan wants."""
+    # Those without a layout have it from the start ([PL, lib/popnn/Lstm.cpp], createWeightsKernel).
+    # Others are rearranged once, before the loop, and are kept until it ends.
     rows = left.shape[-1]
     size = rows * columns
     fused = Operand((rows, columns), left.dtype, (1, rows), 0, size, None, Role.WEIGHT)
@@ -148,11 +143,9 @@ def _weights_beside(build: Builder, parts: tuple[Operand, ...]) -> Operand:
 
 
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step backward: each gate's derivative and the products around it.
-
-    For an LSTM the output's gate and tanh first, the other gates after the cell's gradient is
-    added ([PL, lib/popnn/Lstm.cpp], backwardStepImpl).
-    """
+    """The maps of one time step backward: each gate's derivative and the products around it."""
+    # for an LSTM the output's gate and tanh first, the other gates after the cell's gradient is
+    # added ([PL, lib/popnn/Lstm.cpp], backwardStepImpl)
     if gates == 4:
         build.map("output gate/products", "mul", states * 2, dtype)
         build.map("output gate/derivatives", "nonlinearity_grad", states * 2, dtype)
@@ -170,10 +163,8 @@ def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -
     "aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu"
 )
 def layer(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell in sequence.
-
-    The values that the backward needs of a step are saved (`ipu_exec.capture.rewrites.recurrent`).
-    """
+    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell in sequence."""
+    # what the backward needs of a step is saved (`ipu_exec.capture.rewrites.recurrent`)
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
     hidden = w_hidden.shape[-1]
@@ -277,12 +268,10 @@ def _matrix_of(build: Builder, rows: int, columns: int, sizes: _Sizes) -> Operan
 
 
 def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) -> np.ndarray:
-    """Append the time steps from the last to the first; returns bytes of worklists.
-
-    An LSTM makes the gradients of its state and of its input in one product, a GRU in two ([PL,
-    lib/popnn/Lstm.cpp], backwardStepImpl; [PL, lib/popnn/Gru.cpp], of resetAfter); of a plain layer
-    the input's are made of all steps at once, afterwards.
-    """
+    """Append the time steps from the last to the first; returns bytes of worklists."""
+    # An LSTM makes the gradients of its state and of its input in one product, a GRU in two ([PL,
+    # lib/popnn/Lstm.cpp], backwardStepImpl; [PL, lib/popnn/Gru.cpp], of resetAfter). Of a plain
+    # layer the input's are made of all steps at once, afterwards.
     states = build.linear(sizes.batch * sizes.hidden, sizes.dtype).elements
     grad = _matrix_of(build, sizes.batch, sizes.units, sizes)
     weights = _weights_beside(build, (w_in, w_rec)) if sizes.gates == LSTM else w_rec
@@ -315,10 +304,8 @@ def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) ->
 
 
 def _weights_step_by_step(build: Builder, sizes: _Sizes) -> tuple[Spread, Spread]:
-    """Append the gradients of a GRU's weights: each step's are added to those before it.
-
-    ([PL, lib/popnn/Gru.cpp], basicGruParamUpdate.)
-    """
+    """Append the gradients of a GRU's weights: each step's are added to those before it."""
+    # [PL, lib/popnn/Gru.cpp], basicGruParamUpdate
     first = build.next
     grad = _matrix_of(build, sizes.batch, sizes.units, sizes)
     spreads = []
@@ -345,11 +332,8 @@ def _step_elements(build: Builder, sizes: _Sizes) -> np.ndarray:
 def _weights_at_once(
     build: Builder, sizes: _Sizes, inputs: Operand, grads: Operand
 ) -> tuple[Spread, Spread]:
-    """Append the gradients of weights: products over all steps.
-
-    popnn takes as many steps of an LSTM at once as its memory allows ([PL, lib/popnn/Lstm.cpp],
-    interleaveWUCadence).
-    """
+    """Append the gradients of weights: products over all steps."""
+    # popnn takes as many of an LSTM at once as fit ([PL, lib/popnn/Lstm.cpp], interleaveWUCadence)
     _, of_inputs = _product(build, "grad input weights", transposed(grads), inputs)
     states = _matrix_of(build, sizes.steps * sizes.batch, sizes.hidden, sizes)
     _, of_states = _product(build, "grad recurrent weights", transposed(grads), states)
@@ -402,10 +386,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell")
 def cell(spec: OpSpec, machine: Machine) -> Plan:
-    """The maps of a cell whose products were computed before.
-
-    (input gates, hidden gates, state, biases).
-    """
+    """(input gates, hidden gates, state, biases): a cell's maps, whose products came before."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

@@ -53,13 +53,9 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
-    """Points are spread over the tiles.
-
-    For each sample: distances to the newest, the farthest on each tile, and the farthest of all.
-
-    The samples depend on each other, so one compute set takes as long as all of them, with their
-    exchanges' latency.
-    """
+    """Each sample: distances to the newest, the farthest on each tile, and the farthest of all."""
+    # Points are spread over the tiles. Samples depend on each other, so one compute set takes as
+    # long as all of them, with their exchanges' latency.
     build = Builder(spec, machine)
     source = build.place(0)
     features = source.shape[1] if len(source.shape) > 1 else 1
@@ -84,9 +80,8 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
 def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
     """Beam search over groups of tiles, one time step after another.
 
-    A batch's entries are spread over groups, the classes of an entry over its group's tiles.
-
-    In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
+    A batch's entries are spread over groups, the classes of an entry over its group's tiles. In
+    each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
     operations), and the best ``beam_width`` are selected by comparing each with each beam.
     """
     build = Builder(spec, machine)

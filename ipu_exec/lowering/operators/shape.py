@@ -1,7 +1,6 @@
 """Operators that reorder elements: cat, stack, pad, repeat, roll, flip, triangles.
 
-On the IPU they are copies between tiles; the elements that arrive are rearranged on the tile
-(docs/cycles.md#copies).
+On the IPU they are copies between tiles; what arrives is rearranged there (docs/cycles.md#copies).
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
-    """Concatenation moves nothing: each part stays on its tiles, which the result shares.
-
-    In the vendor's graph it is a view of variables; here it creates a storage, with an on-tile
-    copy.
-    """
+    """Concatenation moves nothing: each part stays on its tiles, which the result shares."""
+    # in the vendor's graph it is a view of variables; here a new storage, with an on-tile copy
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -87,13 +83,8 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, padding).
-
-    The inner part is sent to a linear result; the border is sent to the elements it mirrors, and
-    added.
-
-    The border elements that a tile receives are in proportion to its share of the result.
-    """
+    """(gradient, input, padding): the inner part goes to a linear result, the border is added."""
+    # each tile is sent the border elements that its share mirrors, in proportion to that share
     build = Builder(spec, machine)
     out, grad = spec.outputs[0], build.place(0)
     assert out is not None
@@ -141,10 +132,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     "aten.constant_pad_nd_backward",
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
-    """The result is linear.
-
-    Elements are sent to it and rearranged on the tile; elements that nothing wrote are zero.
-    """
+    """Elements go to a linear result and are rearranged on the tile; those not written are zero."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -175,9 +163,7 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a constant triangle of ones.
-
-    PopART does the same [POPART, willow/src/popx/op/cumsumx.cpp].
+    """The product with a constant triangle of ones [POPART, willow/src/popx/op/cumsumx.cpp].
 
     If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
     multiplies, a scan is used.
@@ -267,13 +253,8 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     "aten.mode",
 )
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """Compare-and-swap steps, with an exchange before each.
-
-    The pairs of a step are spread over all tiles.
-
-    Keys are sorted in fp32, and their positions travel with them. Pairs that are already on one
-    tile are copied there.
-    """
+    """Compare-and-swap steps over all tiles, with an exchange before each."""
+    # keys are sorted in fp32, with their positions; pairs that are on one tile are copied there
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     extent, most = _sorted(spec)

@@ -1,9 +1,7 @@
 """Cycles of the vertices that multiply and accumulate, and of reducing their partials.
 
-See docs/cycles.md, from docs/cycles.md#amp-1x1 on.
-
 All functions take and return numpy arrays (or values that broadcast to them); cycles are tile
-cycles of one vertex.
+cycles of one vertex: docs/cycles.md, from docs/cycles.md#amp-1x1 on.
 """
 
 from __future__ import annotations
@@ -110,10 +108,8 @@ def _rows_fp32(rows: np.ndarray, zeroing: bool, units: int) -> np.ndarray:
 
 
 def _rows(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
-    """Worker cycles for ``rows`` of one block.
-
-    ([PL, lib/poplin/PerformanceEstimation.hpp], getConvPartial1x1SupervisorInnerLoopCycleEstimate.)
-    """
+    """Worker cycles for ``rows`` of one block."""
+    # [PL, lib/poplin/PerformanceEstimation.hpp], getConvPartial1x1SupervisorInnerLoopCycleEstimate
     if not unit.half:
         return _rows_fp32(rows, zeroing, unit.out_group)
     return (_rows_fp16 if unit.retains else _rows_fp16_narrow)(rows, zeroing)
@@ -152,10 +148,7 @@ def conv_1x1_cycles(
 
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead.
-
-    See docs/cycles.md#amp-nx1.
-    """
+    """Worker cycles for an n x 1 row segment without its 3 of overhead (docs/cycles.md#amp-nx1)."""
     one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
     return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
 
@@ -182,9 +175,8 @@ def conv_nx1_cycles(
 ) -> np.ndarray:
     """Cycles of ``poplin::ConvPartialnx1`` (docs/cycles.md#amp-nx1); 0 where any count is 0.
 
-    ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in
-    one pass, which divides the input channels of a group; ``passes`` make one of the
-    ``out_groups``.
+    ``segments`` field rows of ``length`` outputs; one pass takes ``filter_height`` kernel rows,
+    which divides a group's input channels; ``passes`` make one of the ``out_groups``.
     """
     counts = segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups
     segments, length, ky, kx, gi, go, groups, fh = _together(*counts, filter_height)
@@ -207,14 +199,12 @@ def conv_nx1_cycles(
 def slic_cycles(
     unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1xNSLIC``, for fp16 on MK2.
+    """Cycles of ``poplin::ConvPartial1xNSLIC``, for fp16 on MK2, with windows of 1 x 4.
 
-    Windows are 1 x 4, and ``blocks`` counts blocks of four channels.
-
-    8 units (fp32 partials) pass over the input twice, 16 once. Workers rearrange the weights of a
-    block before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],
-    getConvPartialSlicSupervisor*Estimate, which counts the weights of one block only; here each
-    block's are loaded).
+    ``blocks``: of four channels. 8 units (fp32 partials) pass over the input twice, 16 once.
+    Workers rearrange the weights of a block before they are loaded, 97 cycles ([PL,
+    lib/poplin/PerformanceEstimation.hpp], getConvPartialSlicSupervisor*Estimate, which counts the
+    weights of one block only; here each block's are loaded).
     """
     segments, length, ky, kx, blocks = _together(segments, length, kernel_rows, kernel_cols, blocks)
     wide = int(unit.partial_bytes == 4)
@@ -291,11 +281,10 @@ def reduce_partials_cycles(
 ) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
 
-    See docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, that of a
-    partial by default. ``tile_bytes``: memory of a tile, which decides whether the arriving
-    partials can be contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never.
-
-    256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
+    docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, by default of
+    a partial. ``tile_bytes``: memory of a tile, which decides whether the arriving partials can be
+    contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never. 256 outputs from
+    8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
     """
     outputs, depth = _together(outputs, depth)
     out_bytes = out_bytes or partial_bytes
@@ -337,10 +326,7 @@ def reduction_stages(depth: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def reduction_radices(most: int) -> np.ndarray:
-    """`reduction_stages` of 0 to ``most`` partials: int64[most + 1, 3], 1 where there is no stage.
-
-    A table for planners, which ask for many depths at once.
-    """
+    """`reduction_stages` of 0 to ``most`` partials, a table: int64[most + 1, 3], 1 for no stage."""
     table = np.ones((most + 1, 3), np.int64)
     for depth in range(most + 1):
         stages = reduction_stages(depth)

@@ -30,10 +30,7 @@ BOTH = ("input", "weight")
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution folded to two dimensions: (rows, columns), depth counted as rows.
-
-    Channels are those of one group.
-    """
+    """A convolution folded to (rows, columns), depth counted as rows; channels are a group's."""
 
     batch: int
     groups: int
@@ -99,14 +96,10 @@ def forward_problem(g: Geometry) -> Problem:
 
 
 def input_gradient_problem(g: Geometry) -> Problem:
-    """Outgoing gradients convolved with flipped weights.
-
-    A stride leaves each kernel element only some outputs.
-
-    Where a kernel covers the whole field, each element of the result meets one kernel element
-    alone: that dimension is further output channels ([PL, lib/poplin/ConvPlan.hpp],
-    ConvTransform::outChanFlattenDims).
-    """
+    """Outgoing gradients convolved with flipped weights."""
+    # A stride leaves each kernel element only some outputs. Where a kernel covers the whole field,
+    # each element of the result meets one kernel element alone: that dimension is further output
+    # channels ([PL, lib/poplin/ConvPlan.hpp], ConvTransform::outChanFlattenDims).
     covered = [
         out == 1 and size == reach and step == 1
         for out, size, reach, step in zip(
@@ -151,12 +144,10 @@ def weight_gradient_problem(g: Geometry) -> Problem:
 
 
 def swapped_weight_gradient_problem(g: Geometry) -> Problem | None:
-    """The same with the operands' roles exchanged, where that costs nothing else.
-
-    The outgoing gradient is the input and the convolution's input the kernel ([PL,
-    lib/poplin/ConvPlan.hpp], ConvTransform::swapOperands). With a stride, a kernel of more than one
-    element would meet zeros.
-    """
+    """The same with the operands' roles exchanged, where that costs nothing else."""
+    # The outgoing gradient is the input, the convolution's input the kernel ([PL,
+    # lib/poplin/ConvPlan.hpp], ConvTransform::swapOperands). With a stride, a kernel of more than
+    # one element would meet zeros.
     plain = g.kernel == (1, 1)
     if not plain and (g.stride != (1, 1) or g.dilation != (1, 1)):
         return None
@@ -178,11 +169,9 @@ def swapped_weight_gradient_problem(g: Geometry) -> Problem | None:
 
 
 def by_output_groups(problem: Problem, unit: amp.Unit) -> list[Problem]:
-    """The problem with results in groups of channels as the next layer takes them, or ungrouped.
-
-    Those of the AMP unit are fewer where fp16 operands have float partials; the planner then counts
-    a copy ([PL, lib/poplin/ConvVertexType.cpp], partialChansPerGroup).
-    """
+    """The problem with results in groups of channels as the next layer takes them, or ungrouped."""
+    # Those of the AMP unit are fewer where fp16 operands have float partials. The planner then
+    # counts a copy ([PL, lib/poplin/ConvVertexType.cpp], partialChansPerGroup).
     if unit.out_group >= unit.in_group:
         return [problem]
     regrouped = replace(problem, output_copy=max(problem.output_copy, REGROUPED))
@@ -192,9 +181,8 @@ def by_output_groups(problem: Problem, unit: amp.Unit) -> list[Problem]:
 def expanded(problem: Problem, inputs: int) -> Problem:
     """The same convolution as a 1 x 1 product: kernel elements become further input channels.
 
-    ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of
-    them, which the tile expands. A strided gradient meets only every stride-th kernel element at an
-    output.
+    ``inputs``: elements of the whole input; a tile expands its slice's part of them. A strided
+    gradient meets only every stride-th kernel element at an output.
     """
     channels = problem.in_channels * -(-problem.taps // prod(problem.field_stride))
     # where a kernel covers the field only the view changes
@@ -224,11 +212,8 @@ def expanded(problem: Problem, inputs: int) -> Problem:
 
 
 def expanded_columns(problem: Problem) -> Problem:
-    """The same with kernel elements along columns alone as further input channels.
-
-    The planner tries every set of dimensions ([PL, lib/poplin/ConvPlan.cpp],
-    getExpandDimsCandidates).
-    """
+    """The same with kernel elements along columns alone as further input channels."""
+    # the planner tries every set ([PL, lib/poplin/ConvPlan.cpp], getExpandDimsCandidates)
     wider = replace(
         problem,
         in_channels=problem.in_channels * problem.kernel[1],
@@ -244,11 +229,9 @@ def expanded_columns(problem: Problem) -> Problem:
 
 
 def flattened(problem: Problem) -> Problem:
-    """The same with all images side by side, for a kernel of one column.
-
-    Vertices of kernels with rows then go along one long row ([PL, lib/poplin/ConvModel.cpp],
-    calculateFlattenedParams).
-    """
+    """The same with all images side by side, for a kernel of one column."""
+    # Kernels with rows then go along one long row ([PL, lib/poplin/ConvModel.cpp],
+    # calculateFlattenedParams).
     images = problem.segments // problem.image_rows
     return replace(
         problem,
@@ -271,11 +254,8 @@ def undilated(problem: Problem) -> Problem:
 
 
 def combined(problem: Problem, dtype: str) -> list[Problem]:
-    """The same with groups put together, as many as fill the AMP unit.
-
-    The weights between them are zeros ([PL, lib/poplin/ConvPlan.hpp],
-    ConvTransform::combineConvGroupsFactor).
-    """
+    """The same with as many groups put together as fill the AMP unit, and zeros between them."""
+    # [PL, lib/poplin/ConvPlan.hpp], ConvTransform::combineConvGroupsFactor
     most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
     flat = problem.taps == 1 and problem.field_stride == (1, 1)
     base = replace(problem, segments=problem.segments * problem.width, width=1) if flat else problem
@@ -305,13 +285,11 @@ def convolve(
 ) -> Product:
     """Append the cheapest way to compute ``problem``.
 
-    ``turned``: operands whose channels are not together. ``swapped``: the same problem with the
-    operands' roles exchanged, if that is possible.
+    ``turned``: operands whose channels are not together. ``swapped``: operands in exchanged roles.
     """
     if problem.taps > 1 or problem.field_stride == (1, 1):
         return _cheapest(build, name, problem, inputs, weights, turned, swapped)
-    # computed without its zeros, which come between the outputs afterwards
-    # (ConvTransform::dilatePostConv)
+    # without its zeros, which come between the outputs afterwards (ConvTransform::dilatePostConv)
     done = _cheapest(build, name, undilated(problem), inputs, weights, turned)
     size = problem.segments * problem.width * problem.out_channels * problem.groups
     elements = apportion(size, done.outputs.elements)
@@ -345,10 +323,7 @@ def _cheapest(
     turned: tuple[bool, bool],
     swapped: Problem | None = None,
 ) -> Product:
-    """Append the way with the fewest estimated cycles.
-
-    ``swapped``: the same problem with inputs and weights exchanged.
-    """
+    """Append the way with the fewest estimated cycles; arguments as in `convolve`."""
     dtype = build.spec.operands[inputs].dtype
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
@@ -450,10 +425,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
-    """Of (gradient, input, weight).
-
-    The input serves the weight's gradient, and the weight the input's.
-    """
+    """Of (gradient, input, weight): a gradient of the weight reads the input and vice versa."""
     input_wanted, weight_wanted, _ = arguments[-1]
     unread = () if weight_wanted else (1,)
     return unread if input_wanted else (*unread, 2)

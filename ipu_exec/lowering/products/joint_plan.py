@@ -67,10 +67,7 @@ class _Vertices:
 def key_of(
     layer: Layer, machine: Machine, dtype: str, grid: Grid, strides: tuple[int, int]
 ) -> tuple[str, int, str, int, int, int]:
-    """The layout key of a weight on the grid, and of its gradient.
-
-    ``strides``: of the inputs and of the outputs in its storage.
-    """
+    """The layout key of a weight and its gradient on the grid; ``strides``: of inputs, outputs."""
     tiles = machine.tiles, machine.first, machine.part
     parts = digest(layer, tiles, dtype, str(grid.forward[1]), strides)
     return "planned", 16, "input", grains_of(grid, machine, dtype), strides[0], parts
@@ -112,12 +109,10 @@ def search_grid(layer: Layer, machine: Machine, dtype: str, allowed: float) -> G
 
 
 def _vertices(layer: Layer, machine: Machine, dtype: str) -> Iterator[_Vertices]:
-    """The vertices that all three passes can use.
-
-    Channels of the forward pass are output channels of the update, so that they are multiples of
-    the units; dot products of one vector end in an outer product ([PL,
-    lib/poplin/ConvVertexType.cpp], isJointPlan).
-    """
+    """The vertices that all three passes can use."""
+    # Channels of the forward pass are output channels of the update, so that they are multiples of
+    # the units. Dot products of one vector end in an outer product ([PL,
+    # lib/poplin/ConvVertexType.cpp], isJointPlan).
     unit = amp.unit_for(machine, dtype)
     units = min(unit.out_group, unit.in_group)
     yield _Vertices("1x1", "1x1", unit.in_group, units, unit.in_group)

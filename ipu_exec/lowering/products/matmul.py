@@ -76,10 +76,7 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a product as a convolution.
-
-    ``swapped``: the left operand is the input and the right one holds the AMP unit's weights.
-    """
+    """A product as a convolution; ``swapped``: input on the left, AMP's weights on the right."""
 
     problem: Problem
     method: str
@@ -201,10 +198,8 @@ def turn_on_grid(
 def _with_turned_weights(
     build: Builder, name: str, sides: Sides, dtype: str, purpose: Pass, way: Way
 ) -> Sides:
-    """The sides of a layer's pass back with weights that are transposed where they lie.
-
-    Elsewhere as they are: they are put in order on their way.
-    """
+    """The sides of a layer's pass back, with weights transposed where they lie."""
+    # elsewhere as they are: they are put in order on their way
     if purpose is not Pass.BACKWARD or not isinstance(sides.right, int):
         return sides
     weights = _operand(build, sides.right)
@@ -247,12 +242,10 @@ def cheapest(machine: Machine, dtype: str, shape: tuple[int, int, int, int], pur
 
 
 def straight(shape: tuple[int, int, int, int], swapped: bool, purpose: Pass) -> Problem:
-    """The product as a convolution, with what has to be put in order for it.
-
-    In a layer's pass back the right operand lies as in the one forward, in its weights' update
-    everything does; operands that are ``swapped`` are not created for that ([PL,
-    lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
-    """
+    """The product as a convolution, with what has to be put in order for it."""
+    # In a layer's pass back the right operand lies as in the one forward, in its weights' update
+    # everything does. Operands that are `swapped` are not created for that ([PL,
+    # lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
     groups, m, k, n = shape
     if swapped:
         m, n = n, m
@@ -277,10 +270,7 @@ def _ways(
 
 
 def _ways_of_few_channels(problem: Problem, swapped: bool) -> list[Way]:
-    """Dot products, which pad no output channels, and the outer product of two vectors.
-
-    Only where the AMP unit would be mostly idle.
-    """
+    """Where AMP would be mostly idle: dot products, which pad no outputs, and an outer product."""
     if problem.out_channels >= FEW_CHANNELS:
         return []
     line = replace(problem, segments=1, width=problem.segments, in_cols=problem.segments)
@@ -292,13 +282,11 @@ def _ways_of_few_channels(problem: Problem, swapped: bool) -> list[Way]:
 
 
 def by_amp(machine: Machine, dtype: str, problem: Problem) -> list[Problem]:
-    """The problem by the AMP unit, with output channels in every number that it can have together.
-
-    Where fp16 operands have float partials the AMP unit has half the outputs; twice as many may
-    stay together, in two passes. Where it has 16, it may use 8 of them. What is added up at once
-    needs no wider partials than the result ([PL, lib/poplin/ConvVertexType.cpp],
-    getConvVertexAMPCandidates).
-    """
+    """The problem by the AMP unit, with any number of output channels that it can have together."""
+    # Where fp16 operands have float partials the AMP unit has half the outputs. Twice as many may
+    # stay together, in two passes. Where it has 16, it may use 8 of them. What is added up at once
+    # needs no wider partials than the result ([PL, lib/poplin/ConvVertexType.cpp],
+    # getConvVertexAMPCandidates).
     unit = amp.unit_for(machine, dtype)
     layer = machine.fully_connected == INFERENCE  # nobody takes its results in such groups
     ways = _groupings(problem, unit, layer)
@@ -336,12 +324,10 @@ def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:
 
 
 def as_weight_gradient(spec: OpSpec, sides: Sides) -> Sides:
-    """The sides of a weight's gradient as PopART has them: the layer's input is on the left.
-
-    Its transposed input times the incoming gradient ([POPART,
-    willow/src/patterns/matmulgradpattern.cpp], MatMulRhsGradPattern). torch multiplies the
-    transposed gradient by the input where the weight is stored output by input features.
-    """
+    """The sides of a weight's gradient as PopART has them: the layer's input is on the left."""
+    # Its transposed input times the incoming gradient ([POPART,
+    # willow/src/patterns/matmulgradpattern.cpp], MatMulRhsGradPattern). torch multiplies the
+    # transposed gradient by the input where the weight is stored output by input features.
     if not (isinstance(sides.left, int) and isinstance(sides.right, int)):
         return sides
     gradient, data = spec.operands[sides.left], spec.operands[sides.right]

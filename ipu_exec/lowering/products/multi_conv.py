@@ -1,12 +1,10 @@
-"""Convolutions at the same time, each on tiles of its own.
+"""Convolutions at the same time, on tiles of their own: multi-convolution, ``planType`` parallel.
 
-This is poplin's multi-convolution with ``planType`` parallel.
-
-As poplin shares out the tiles ([PL, lib/poplin/ConvPlan.cpp], getParallelMultiPlan):
-the largest convolution is planned first, on all tiles but those reserved for the others, and gets
-the fewest on which it takes no longer than that, but for ``cycleBackOff`` times the number of
-others; then from the smallest on each the fewest on which it takes no longer than the longest so
-far; the second largest what is left. Poplin compares step by step; here it is the whole of each.
+As poplin shares out the tiles ([PL, lib/poplin/ConvPlan.cpp], getParallelMultiPlan): the largest
+convolution is planned first, on all tiles but those reserved for the others, and gets the fewest on
+which it takes no longer than that, but for ``cycleBackOff`` times the number of others; then from
+the smallest on each the fewest on which it takes no longer than the longest so far; the second
+largest what is left. Poplin compares step by step; here it is the whole of each.
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ _BUS = 2  # tiles that share an exchange bus are never parted
 
 @lowering("poplin.multi_conv", "poplin.multi_conv_backward", convolution=True)
 def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
-    """Several convolutions, or their gradients, in the same compute sets.
-
-    ``spec.args`` has the arguments of each.
-    """
+    """Several convolutions, or gradients, in the same compute sets; ``spec.args`` are of each."""
     settings: dict[str, Any] = dict(spec.kwargs)
     specs = _specs(spec)
     machines = [
@@ -81,10 +76,7 @@ def share_tiles(
         return plan_cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
 
     def fewest(k: int, most: int, limit: float) -> int:
-        """The least number of tiles on which it takes no longer.
-
-        All where it takes longer on those.
-        """
+        """The least number of tiles on which it takes no longer; all where that takes longer."""
         if taken(k, most) > limit:
             return most
         low, high = 1, -(-most // _BUS)
@@ -111,10 +103,8 @@ def share_tiles(
 
 
 def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
-    """One plan whose steps are those of all, as many at once as are of one kind.
-
-    The plan with the most steps ahead says whether to exchange or to compute next.
-    """
+    """One plan whose steps are those of all, as many at once as are of one kind."""
+    # the plan with the most steps ahead says whether to exchange or to compute next
     steps: list[Compute | Exchange] = []
     done = [0] * len(plans)
     places: list[list[int]] = [[] for _ in plans]  # of each plan's steps among the merged ones

@@ -35,10 +35,7 @@ def repeats(build: Builder, which: int | Operand) -> bool:
 def operand(
     build: Builder, which: int | Operand, plan: Wanted, want: Array
 ) -> tuple[Operand, bool]:
-    """An operand with a layout, and whether that is the planned one.
-
-    An operand without one gets the planned layout, in proportion to ``want``.
-    """
+    """An operand with a layout, by default the planned one by ``want``; and whether it is that."""
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and repeats(build, which):
         operand = build.lead(which)[0]

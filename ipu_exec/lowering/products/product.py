@@ -1,14 +1,12 @@
 """Products and convolutions as programs: matmul and convolution are one problem.
 
-See docs/cycles.md#planner.
-
 A `Problem` (`product_problem`) has a field (rows of outputs), input channels and output channels,
-in convolution groups. The planner (`product_search`) splits each over tiles, tries every split that
-fits in memory, and picks the one with the fewest cycles (`product_costs`): exchange of inputs and
-weights, rearrangement, the multiply-accumulate vertex, exchange and reduction of partials. If
-nothing fits, output channels are processed serially; if that does not fit either, the bound doubles
-and doubles, as in the vendor's planner. Here the plan becomes steps, with what each tile has of
-them (`product_shares`).
+in convolution groups. The planner (`product_search`, docs/cycles.md#planner) splits each over
+tiles, tries every split that fits in memory, and picks the one with the fewest cycles
+(`product_costs`): exchange of inputs and weights, rearrangement, the multiply-accumulate vertex,
+exchange and reduction of partials. If nothing fits, output channels are processed serially; if that
+does not fit either, the bound doubles and doubles, as in the vendor's planner. Here the plan
+becomes steps, with what each tile has of them (`product_shares`).
 """
 
 from __future__ import annotations
@@ -110,13 +108,12 @@ def add_product(
 ) -> Product:
     """Plan ``problem`` and append its steps.
 
-    ``inputs`` and ``weights`` are operand indices, or placed operands.
-
-    Operands without a layout get the planned one (`Builder.wishes`); others cost exchange and
-    rearrangement. ``turned`` (inputs, weights): the operand's channels are not adjacent in its
-    storage, and unless it has the planned layout it is transposed on its tiles before it is sent:
-    once, not on every tile that receives a part. ``field_first``: the result's storage runs along
-    the field (NCHW), not along the output channels. ``given``: what is known of layouts and splits.
+    ``inputs`` and ``weights``: operand indices, or placed operands. Those without a layout get the
+    planned one (`Builder.wishes`); others cost exchange and rearrangement. ``turned`` (inputs,
+    weights): the operand's channels are not adjacent in its storage, and unless it has the planned
+    layout it is transposed on its tiles before it is sent: once, not on every tile that receives a
+    part. ``field_first``: the result's storage runs along the field (NCHW), not along the output
+    channels. ``given``: what is known of layouts and splits.
     """
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
@@ -220,11 +217,9 @@ class _ProductSteps:
 
     @property
     def pads_here(self) -> bool:
-        """Whether the padding of a field is written out on each tile, with what it pads.
-
-        For a vertex that takes several kernel elements at once ([PL, lib/poplin/ConvVertices.cpp],
-        createConvPartialAmpVertices, createConvPartialSlicVertex).
-        """
+        """Whether the padding of a field is written out on each tile, with what it pads."""
+        # For a vertex that takes several kernel elements at once ([PL,
+        # lib/poplin/ConvVertices.cpp], createConvPartialAmpVertices, createConvPartialSlicVertex).
         return self.splits.filter_height > 1 or self.splits.method == "slic"
 
     @property
@@ -263,11 +258,9 @@ class _ProductSteps:
 
     @property
     def worker_partials(self) -> Array:
-        """Bytes of the partials that each worker of a VMAC vertex has of its own.
-
-        Those of the groups that it takes at once ([PL, lib/poplin/ConvVertices.cpp],
-        createConvPartialVerticalMacVertex).
-        """
+        """Bytes of the partials that each worker of a VMAC vertex has of its own."""
+        # Those of the groups taken at once ([PL, lib/poplin/ConvVertices.cpp],
+        # createConvPartialVerticalMacVertex).
         if self.splits.method != "vmac":
             return np.zeros_like(self.share.field)
         return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * amp.WORKERS
@@ -354,12 +347,10 @@ class _ProductSteps:
         return atom_bytes(self.problem, self.unit, method, height, what)
 
     def turned_atom(self, what: str) -> int:
-        """The same of an operand that is transposed first.
-
-        Groups of a dimension divide its extent. popops transposes none that are not whole grains of
-        8 bytes: they are copied piece by piece ([PL, lib/popops/Rearrange.cpp],
-        getMinimumRegroupGrainSize; [PL, lib/poplin/Convolution.cpp], regroupIfBeneficialForPlan).
-        """
+        """The same of an operand that is transposed first."""
+        # Groups of a dimension divide its extent. popops transposes none that are not whole grains
+        # of 8 bytes: they are copied piece by piece ([PL, lib/popops/Rearrange.cpp],
+        # getMinimumRegroupGrainSize; [PL, lib/poplin/Convolution.cpp], regroupIfBeneficialForPlan).
         problem, atom = self.problem, self.atom(what)
         if self.splits.method in ("slic", "vmac") or problem.input_transform:
             return atom
@@ -370,10 +361,9 @@ class _ProductSteps:
         return gcd(atom, extent * self.unit.item_bytes, GRAIN_BYTES)
 
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array, int | None]:
-        """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
+        """Fetch the inputs, but for tiles that hold all of their part and read it there.
 
-        A tile that already holds all of its part reads it there. Third comes the step that reads
-        the operand last, if it puts it in order.
+        Returns the first step, the bytes that tiles gather, and the last that reads it to order it.
         """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
@@ -420,13 +410,11 @@ class _ProductSteps:
         return first, np.where(here, 0, gathered * item), moved
 
     def _padded_atom(self) -> int:
-        """Bytes of the inputs that lie together, where the vertex's groups have to be padded; or 0.
-
-        What takes whole groups gets a copy of its last group and of the constant that pads it ([PL,
-        lib/poplin/Convolution.cpp], convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
-        addTransformCycleEstimate, padInChannels). Where it is put in order anyway this is counted
-        there. Convolutions with such channels are first layers, whose inputs are expanded.
-        """
+        """Bytes of the inputs that lie together, if the vertex's groups have to be padded; or 0."""
+        # What takes whole groups gets a copy of its last group and of the constant that pads it
+        # ([PL, lib/poplin/Convolution.cpp], convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
+        # addTransformCycleEstimate, padInChannels). Where it is put in order anyway this is counted
+        # there. Convolutions with such channels are first layers, whose inputs are expanded.
         splits, problem = self.splits, self.problem
         grain = grains(problem, self.unit, splits.method, splits.filter_height)[0]
         matrix = self.given.matrices and splits.method == "1x1"
@@ -449,13 +437,11 @@ class _ProductSteps:
         self.build.compute(f"{self.name}/pad inputs", kind, transform_cycles(copied, atom))
 
     def _whole_inputs_here(self, slices: Array) -> Array:
-        """Elements of the inputs that a tile reads where they lie.
-
-        A vertex has one pointer for each group of input channels, to all of the tile's field ([PL,
-        lib/poplin/ConvVertices.cpp], createConvPartialAmpVertex). The tiles that split the output
-        channels share in storing the inputs, one after another; a group that one of them has whole
-        need not be gathered there.
-        """
+        """Elements of the inputs that a tile reads where they lie."""
+        # A vertex has one pointer for each group of input channels, to all of the tile's field
+        # ([PL, lib/poplin/ConvVertices.cpp], createConvPartialAmpVertex). The tiles that split the
+        # output channels share in storing the inputs, one after another. A group that one of them
+        # has whole need not be gathered there.
         share, splits = self.share, self.splits
         # with neighbours
         overlaps = self.problem.taps > 1 and splits.rows * splits.cols * splits.kernel > 1
@@ -473,9 +459,8 @@ class _ProductSteps:
     ) -> tuple[Array, int]:
         """Copy an operand to its planned layout, before tiles fetch their parts of the copy.
 
-        ``total`` elements go to tiles in proportion to ``wanted``; ``expand``: kernel elements
-        become channels on the way. Returns the bytes of the copy on each tile, and the step that
-        reads the operand.
+        ``total`` elements go to tiles by ``wanted``; ``expand``: kernel elements become channels
+        then. Returns the bytes of the copy on each tile, and the step that reads the operand.
         """
         build, name = self.build, self.name
         elements = apportion(total, wanted)
@@ -493,10 +478,7 @@ class _ProductSteps:
         return nbytes, step
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
-        """The traffic of a serial step's weights.
-
-        They are transposed first if they are ``turned`` and do not have the planned layout.
-        """
+        """Traffic of a serial step's weights, transposed first if ``turned`` and not as planned."""
         build, share, splits = self.build, self.share, self.splits
         item, serial = self.unit.item_bytes, splits.serial
         block = weight_block(self.problem, build.machine, self.dtype, splits)
@@ -525,11 +507,9 @@ class _ProductSteps:
         return _WeightTraffic(wanted, lying, peers, in_place, lying, moved)
 
     def hold_copy(self, what: str, read_here: Array, sent: int, last: int) -> None:
-        """Keep what was put in order until it is ``sent``, and what is read there to the ``last``.
-
-        The exchange into a compute set is a step of its own: what only other tiles read is free
-        after it.
-        """
+        """Keep what was put in order until it is ``sent``, what is read there to the ``last``."""
+        # the exchange into a compute set is its own step: what only other tiles read is free after
+        # it
         for copy, nbytes, since in self.copies:
             if not copy.endswith(what):
                 continue
@@ -538,10 +518,7 @@ class _ProductSteps:
             self.build.hold(f"{copy}/read there", stays, since, last)
 
     def convolve(self, traffic: _WeightTraffic) -> tuple[int, int]:
-        """Compute the product in serial steps.
-
-        Returns the last step that computes, and the last one that reads the weights as they lie.
-        """
+        """Compute in serial steps; returns the last, and the last to read weights as they lie."""
         build, name, share, splits = self.build, self.name, self.share, self.splits
         partial_type = "half" if self.unit.partial_bytes == 2 else "float"
         vertex = VERTICES[splits.method].format(
@@ -598,10 +575,8 @@ class _ProductSteps:
         return last, last if splits.serial == 1 and read_here.any() else read
 
     def _whole_weights_here(self, traffic: _WeightTraffic) -> Array:
-        """Bytes of the weights that a tile reads where they lie.
-
-        A vertex has one pointer for each block that it loads at once; a tile stores whole blocks.
-        """
+        """Bytes of the weights that a tile reads where they lie."""
+        # A vertex has one pointer for each block that it loads at once. A tile stores whole blocks.
         padded = (self.padded_ins != self.share.ins) | (self.step_padded_outs != self.step_outs)
         if not traffic.in_place or self.splits.serial > 1:
             return np.zeros_like(traffic.sliced)
@@ -653,11 +628,9 @@ def no_product(
 
 
 def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> None:
-    """Append the transposition of an operand.
-
-    popops spreads the blocks that it transposes over all tiles ([PL, lib/popops/Rearrange.cpp],
-    regroupTensorInternal); what puts the operand in order afterwards is counted as that exchange.
-    """
+    """Append the transposition of an operand."""
+    # popops spreads the blocks that it transposes over all tiles ([PL, lib/popops/Rearrange.cpp],
+    # regroupTensorInternal). What puts the operand in order afterwards is counted as that exchange.
     machine = build.machine
     elements = np.zeros(build.tiles, np.int64)
     begin, end = machine.first, machine.first + machine.product_tiles

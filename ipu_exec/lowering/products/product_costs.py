@@ -51,10 +51,7 @@ class Candidates:
 def estimate(
     problem: Problem, machine: Machine, unit: amp.Unit, candidates: Candidates
 ) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates.
-
-    The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
-    """
+    """(cycles, bytes of temporaries on the fullest tile) of candidates."""
     method, height, serial = candidates.method, candidates.height, candidates.serial
     whole, problem = problem, kernel_part(problem, candidates.kernel_parts)
     f, o = candidates.field_parts, candidates.out_parts
@@ -131,21 +128,17 @@ def vertex_cycles(
 
 
 def reordered(item: int, odd: bool) -> float:
-    """Cycles that the planner counts for a byte that lies otherwise than is wanted.
-
-    Elements of ``item`` bytes are copied one a cycle, times 5/4, and exchanged; 5/3 where the
-    channels are no whole grains of 8 bytes, ``odd`` ([PL, lib/poplin/ConvModel.cpp],
-    addTransformCycleEstimate).
-    """
+    """Cycles that the planner counts for a byte that lies otherwise than is wanted."""
+    # Elements of `item` bytes are copied one a cycle, times 5/4, and exchanged. 5/3 where the
+    # channels are no whole grains of 8 bytes, `odd` ([PL, lib/poplin/ConvModel.cpp],
+    # addTransformCycleEstimate).
     return (5 / 3 if odd else 5 / 4) / item + 1 / 4
 
 
 def _counted_padding(problem: Problem, rows: Array, width: Array) -> Array:
-    """Zeros of a channel that the planner counts for a SLIC vertex.
-
-    It spreads the *output's* part by the input's dilation, which is more than a tile receives
-    ([PL, lib/poplin/ConvModel.cpp], truncateDilateAndPadInput).
-    """
+    """Zeros of a channel that the planner counts for a SLIC vertex."""
+    # It spreads the *output's* part by the input's dilation, which is more than a tile receives
+    # ([PL, lib/poplin/ConvModel.cpp], truncateDilateAndPadInput).
     high = np.minimum(rows, problem.image_rows)
     extents = problem.image_rows, problem.width
     spread = []
@@ -161,10 +154,8 @@ def _counted_padding(problem: Problem, rows: Array, width: Array) -> Array:
 def _zeros(
     problem: Problem, height: int, width: Array | int, ins: Array, outs: Array, groups: Array
 ) -> Array:
-    """Elements that pad a kernel, and its input, to whole passes of ``height`` kernel rows.
-
-    As the planner counts them ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
-    """
+    """Elements that pad a kernel, and its input, to whole passes of ``height`` kernel rows."""
+    # as the planner counts them ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates)
     rows = -problem.kernel[0] % height
     return rows * groups * ins * (problem.kernel[1] * outs + width)
 
@@ -204,12 +195,10 @@ def _ordering_cycles(
 def _finishing_cycles(
     machine: Machine, unit: amp.Unit, partials: Array, outputs: Array, depth: Array
 ) -> Array:
-    """Estimated cycles from partials to results, for ``partials`` bytes on each tile.
-
-    Where nothing is added, a cast of the ``outputs`` if the result is narrower ([PL,
-    lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles). The exchange of partials is
-    counted even then ([PL, lib/poplin/ConvModel.cpp], addExchangeCycleEstimates).
-    """
+    """Estimated cycles from partials to results, for ``partials`` bytes on each tile."""
+    # Where nothing is added, a cast of the `outputs` if the result is narrower ([PL,
+    # lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles). The exchange of partials is
+    # counted even then ([PL, lib/poplin/ConvModel.cpp], addExchangeCycleEstimates).
     narrower = unit.partial_bytes > unit.item_bytes
     cast = costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0
     cycles = partials / 4 + np.where(depth == 1, cast, 0)

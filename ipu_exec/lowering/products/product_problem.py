@@ -150,11 +150,9 @@ def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) ->
 
 
 def padded_ins(problem: Problem, unit: amp.Unit, splits: Splits, ins: Array) -> Array:
-    """Input channels of tiles that have ``ins`` real ones, in whole groups of the vertex.
-
-    The planner chooses how many channels dot products have, and all of them are padded to that
-    ([PL, lib/poplin/ConvVertexType.cpp], getConvVertexHMACCandidates): a tile with fewer, too.
-    """
+    """Input channels of tiles that have ``ins`` real ones, in whole groups of the vertex."""
+    # The planner chooses how many channels dot products have, and all of them are padded to that
+    # ([PL, lib/poplin/ConvVertexType.cpp], getConvVertexHMACCandidates): a tile with fewer, too.
     grain = grains(problem, unit, splits.method, splits.filter_height)[0]
     if splits.method == "hmac" and problem.in_chunk == 1:
         grain = int(ceil_div(ceil_div(problem.in_channels, grain), splits.ins)) * grain
@@ -162,11 +160,9 @@ def padded_ins(problem: Problem, unit: amp.Unit, splits: Splits, ins: Array) -> 
 
 
 def group_grain(problem: Problem, method: str) -> int:
-    """Convolution groups that are never split: those that the vertex takes at once.
-
-    SLIC takes one group of four channels, two of two or four of one ([PL,
-    lib/poplin/ConvVertexType.cpp], getConvVertexSLICCandidates).
-    """
+    """Convolution groups that are never split: those that the vertex takes at once."""
+    # SLIC takes one group of four channels, two of two or four of one ([PL,
+    # lib/poplin/ConvVertexType.cpp], getConvVertexSLICCandidates).
     if method == "vmac":
         return GROUPS_TOGETHER
     channels = max(problem.in_channels, problem.out_channels)
@@ -183,11 +179,9 @@ def kernel_part(problem: Problem, parts: int | Array) -> Problem:
 
 
 def atom_bytes(problem: Problem, unit: amp.Unit, method: str, filter_height: int, what: str) -> int:
-    """Bytes of the input, or of the weights, that lie together as the vertex wants them.
-
-    The channels that it takes at once, of as many groups as it does ([PL,
-    lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
-    """
+    """Bytes of the input, or of the weights, that lie together as the vertex wants them."""
+    # The channels that it takes at once, of as many groups as it does ([PL,
+    # lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
     grain_in, grain_out = grains(problem, unit, method, filter_height)
     together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
     channels = problem.together or problem.in_channels
@@ -230,12 +224,10 @@ def padding_elements(
     ins: Array,
     groups: Array,
 ) -> Array:
-    """Zeros that a tile receives among its inputs, because the vertex cannot leave them out.
-
-    SLIC wants the border, what a stride of the output leaves between the inputs, and a kernel of
-    whole windows of four; the n x 1 vertex, where it multiplies ``height`` > 1 kernel rows at a
-    time, the same of its rows ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
-    """
+    """Zeros that a tile receives among its inputs, because the vertex cannot leave them out."""
+    # SLIC wants the border, what a stride of the output leaves between the inputs, and a kernel of
+    # whole windows of four. The n x 1 vertex, where it multiplies `height` > 1 kernel rows at a
+    # time, the same of its rows ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
     if method != "slic" and height == 1:
         return 0 * segments * width
     images = ceil_div(segments, problem.image_rows)

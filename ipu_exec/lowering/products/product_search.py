@@ -60,10 +60,7 @@ def memory_bounds(machine: Machine) -> Iterator[float]:
 def _best(
     problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
 ) -> list[Splits]:
-    """The best splits of one method with this many serial steps.
-
-    Empty if none fits in ``allowed`` bytes.
-    """
+    """A method's best splits in ``serial`` steps that fit in ``allowed`` bytes; may be none."""
     unit = unit_for(problem, machine, dtype)
     heights = (4, 2, 1) if method == "nx1" and problem.kernel[0] > 1 else (1,)
     if method == "nx1" and problem.in_channels % unit.in_group == 0:
@@ -84,8 +81,7 @@ def _best_of(
 ) -> list[Splits]:
     """The best splits of a method, kernel rows at a time and serial steps.
 
-    ``bounds``: bytes that are allowed, and cycles beyond which a split is of no use. Empty if there
-    is none within both.
+    ``bounds``: bytes allowed, and cycles beyond which a split is of no use. Empty: none in both.
     """
     method, height, serial = way
     allowed, most_cycles = bounds

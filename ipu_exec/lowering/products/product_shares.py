@@ -26,10 +26,7 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 
 @dataclass(frozen=True)
 class Share:
-    """Each tile's share of a planned product: int64 over tiles.
-
-    Channels are real ones, without padding.
-    """
+    """Each tile's share of a planned product: int64 over tiles; channels without padding."""
 
     segments: Array
     width: Array
@@ -103,11 +100,8 @@ def _field_of(index: Array, splits: Splits) -> tuple[Array, Array, Array]:
 
 
 def dither(problem: Problem, machine: Machine) -> int:
-    """How many tiles after its first a product begins: 0, unless convolutions are dithered.
-
-    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones are not all
-    on tile 0.
-    """
+    """How many tiles after its first a product begins: 0, unless convolutions are dithered."""
+    # poplin's enableConvDithering hashes the parameters, so that small ones are not all on tile 0
     return digest(_shape(problem)) % machine.product_tiles if machine.dithering else 0
 
 
@@ -125,24 +119,17 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
 
 
 def stored_weights(share: Share, splits: Splits, block: int) -> Array:
-    """Elements that each tile stores of the weights that it uses.
-
-    Whole blocks, from the first tile that uses them.
-
-    As in the vendor's planner, which never splits the weights that a vertex loads at once
-    (``block``), so that exchange needs less code ([PL, lib/poplin/Convolution.cpp], mapWeights;
-    splitRegions gives each tile the same number, and the last ones the remainder).
-    """
+    """Elements of weights that each tile stores: whole blocks, from the first tile to use them."""
+    # As in the vendor's planner, which never splits the weights that a vertex loads at once
+    # (`block`), so that exchange needs less code ([PL, lib/poplin/Convolution.cpp], mapWeights;
+    # splitRegions gives each tile the same number, and the last ones the remainder).
     used = share.ins * share.outs * share.taps * share.groups
     each = ceil_div(ceil_div(used, block), splits.rows * splits.cols) * block
     return np.clip(used - share.field_index * each, 0, each)
 
 
 def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
-    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it.
-
-    They are whole grains, except for the last.
-    """
+    """The ``index``-th of ``parts`` nearly equal pieces of ``total``, whole grains but the last."""
     grains = ceil_div(total, grain)
     begin, end = (np.minimum(k * grains // parts * grain, total) for k in (index, index + 1))
     return end - begin
@@ -163,10 +150,9 @@ def planned_key(
     operand: Operand,
     channel_stride: int = 1,
 ) -> Any:
-    """The layout key of an operand stored as a plan wants it.
+    """The layout key of an operand stored as a plan wants it, for every operator with that plan.
 
-    The same for every operator with the same plan. ``channel_stride``: the stride, in the storage,
-    of the input channels that lie together in groups.
+    ``channel_stride``: in the storage, of the input channels that lie together in groups.
     """
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
@@ -187,10 +173,7 @@ def is_grouped(operand: Operand) -> bool:
 
 
 def grouped_stride(operand: Operand) -> int:
-    """The stride, in the storage, of the dimension whose elements lie together in groups.
-
-    Those of the input channels of the product that placed it; of any other, what is adjacent.
-    """
+    """The storage's stride of what lies in groups: a product's input channels, or what adjoins."""
     key: Any = operand.layout.key if operand.layout is not None else None
     return int(key[4]) if is_grouped(operand) else 1
 
@@ -206,9 +189,6 @@ def _tiles(problem: Problem, machine: Machine) -> Any:
 
 
 def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:
-    """Weights that a vertex loads at once, in elements.
-
-    Input times output channels of one kernel element.
-    """
+    """Weights that a vertex loads at once: input times output channels of one kernel element."""
     unit = unit_for(problem, machine, dtype)
     return prod(grains(problem, unit, splits.method, splits.filter_height))

@@ -87,11 +87,9 @@ def _divisors(number: int) -> list[int]:
 def _counts(
     machine: Machine, dtype: str, forward: tuple[Problem, Splits], width: int, size: int
 ) -> np.ndarray:
-    """Blocks of ``width`` outputs by ``size`` inputs whose first element lies on each tile.
-
-    Tiles that split the rows of the left operand take the same weights and share them, one group of
-    input channels after another, output by output.
-    """
+    """Blocks of ``width`` outputs by ``size`` inputs whose first element lies on each tile."""
+    # Tiles that split the rows of the left operand take the same weights and share them, one group
+    # of input channels after another, output by output.
     problem, splits = forward
     unit = unit_for(problem, machine, dtype)
     share = share_out(problem, machine, unit, splits)

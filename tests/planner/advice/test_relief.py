@@ -16,6 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Basis, relief
 from ipuscope.planner.advice.relief import _moves as moved_blocks
+from ipuscope.planner.advice.relief import fewest_changes
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report, open_report
@@ -52,6 +53,20 @@ def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
     report, said = refused
     assert "What frees most of that tile:" in said
     assert relief(report)[0].command in said
+    assert fewest_changes(report) in said
+
+
+def test_the_fewest_changes_are_one_command_that_fits(
+    refused: tuple[Report, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = fewest_changes(refused[0])
+    assert changes.startswith("optimiser state off chip (by the profile's costs")
+    assert "ipu-run --with state=off-chip " in changes
+    monkeypatch.setenv(LEVERS_VARIABLE, "state=off-chip")
+    _, said = compiled(tmp_path, [0, 0, 0, 0, 1])
+    assert not said
+    alone = fewest_changes(refused[0], 1)
+    assert "ipu-run --num-ipus 1 --with half,state=off-chip " in alone
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(of, "equal_blocks", lambda report: dict.fromkeys(names, "layer0"))
     ops = pd.DataFrame({"block_name": names, "file": "/home/me/bert.py", "line": 12})
     blocks = pd.DataFrame({"name": names, "stage": range(4)})
-    return SimpleNamespace(ops=ops, blocks=blocks)
+    return SimpleNamespace(ops=ops, blocks=blocks, runs=[0])
 
 
 def test_a_slow_block_is_said_with_the_step_that_makes_it_slow(layers: Any) -> None:
@@ -56,7 +56,7 @@ def test_stages_have_their_transfers_and_the_largest_cause_is_said(layers: Any) 
     assert found.things["cycles"].tolist() == [220, 160, 160, 160]
     (why,) = found.slow["why"]
     assert why.startswith("streaming memory, 40") and why.endswith("which has no w/load")
-    assert "1 take longer" in found.words
+    assert found.words.endswith("slower than the median of their group: 1.")
 
 
 def test_micro_batches_last_from_their_first_task_to_the_end_of_their_last(demo: Path) -> None:
@@ -78,6 +78,8 @@ def test_the_command_compares_and_refuses_what_there_is_not(
     for by in BY:
         assert main(["ops", "--alike", by, str(demo / "training")]) == 0
     said = capsys.readouterr().out
-    assert "10 in 1 group of what is built alike" in said and "waits" in said
+    assert "10 in 1 group built alike" in said and "waits" in said
     with open_report(demo / "training") as report, pytest.raises(ValueError, match="'tile'"):
         regions(report, "tile")
+    for by in BY:
+        assert not len(regions(SimpleNamespace(runs=[]), by).things), "without a schedule"
