@@ -33,10 +33,7 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """Costs from a profile, read once.
-
-        ValueError if it has no Blocks, or ran in phases, where there is nothing to move.
-        """
+        """Costs from a profile; ValueError: no Blocks, or phases, which have nothing to move."""
         return report.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod

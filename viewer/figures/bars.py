@@ -195,10 +195,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
 
 
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Stacked bars by phase, each from the end of the one above; they sum to the update.
-
-    ``table`` is the result of `ipuscope.profiler.analysis.critical_path.waterfall`.
-    """
+    """Stacked bars by phase that sum to the update; ``table``: of `critical_path.waterfall`."""
     causes = [str(cause) for cause in table["cause"]]
     cycles = table["cycles"].to_numpy()
     before = np.cumsum(cycles) - cycles
