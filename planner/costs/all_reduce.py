@@ -17,9 +17,9 @@ from ipuscope.profiler.report import Report
 
 @dataclass(frozen=True)
 class Rings:
-    """The all-reduce of each IPU: ``base + rate x bytes`` cycles, rounded up (`ring_cycles`)."""
+    """The all-reduce of each IPU: ``base + rate x bytes`` cycles, rounded up."""
 
-    base: np.ndarray  # float64[IPU]
+    base: np.ndarray  # float64[IPU]; of `ipu_exec.base.topology.ring_cycles`
     rate: np.ndarray  # float64[IPU]
 
     def cycles(self, nbytes: np.ndarray) -> np.ndarray:

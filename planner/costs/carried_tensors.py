@@ -81,7 +81,7 @@ class Carried:
         return cls(np.where(back, last, first), back, touched, nbytes, is_tied)
 
     def skips(self, ties: Ties) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
-        """Activations and gradients, tied weights' not, that Blocks beyond the next one read."""
+        """Activations and gradients, but tied weights', that Blocks beyond the next one read."""
         ways: tuple[list[Shared], list[Shared]] = ([], [])
         tied = [*zip(map(set, ties.blocks), ties.nbytes, strict=True)]
         for row in np.flatnonzero(~self.direct & ~self.is_tied).tolist():

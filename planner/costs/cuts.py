@@ -111,7 +111,7 @@ class Cuts:
         return ties + self.skips[0], ties + self.skips[1]
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes over a cut after each Block, forward and back, but for those that are `spared`."""
+        """Bytes over a cut after each Block, forward and back, but for what is spared."""
         ahead, back = self.ahead, self.back
         if len(set(ipus)) == len(ipus):
             return ahead, back

@@ -101,9 +101,6 @@ class MachineCosts:
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int
     ) -> np.ndarray | float:
-        """Cycles of a weight update to bring optimiser state from streaming memory and return it.
-
-        One transfer each way for each of so many weights.
-        """
+        """Cycles of an update for ``weights``' state from streaming memory, a transfer each way."""
         steps = 2 * self.stream_step * weights
         return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

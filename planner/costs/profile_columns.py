@@ -90,7 +90,7 @@ class Steps:
     """Program steps by IPU and position; ``begin``: each IPU's first, then the end."""
 
     ipu: np.ndarray
-    op: np.ndarray
+    op: np.ndarray  # this and the next as in `Report.program_steps`
     direction: np.ndarray
     purpose: np.ndarray
     stage: np.ndarray

@@ -33,10 +33,7 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """Costs from a profile, read once.
-
-        ValueError if it has no Blocks, or ran in phases, where there is nothing to move.
-        """
+        """Costs from a profile; ValueError: no Blocks, or phases, which have nothing to move."""
         return report.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod
@@ -174,7 +171,7 @@ class Costs(BlockCosts):
         return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
 
     def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
-        """Cycles ``spent``[IPU] beyond ``estimated``[Block], on the Block that moves most."""
+        """``spent``[IPU] beyond ``estimated``[Block] cycles, on an IPU's Block that moves most."""
         beyond = np.zeros(len(self), dtype=np.int64)
         if not self._in_order():
             return beyond

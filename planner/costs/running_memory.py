@@ -83,7 +83,7 @@ class Growing:
         here: np.ndarray | None = None,
         last: np.ndarray | None = None,
     ) -> None:
-        """``here``, bool[Block]: those on the IPU, if more; ``last``: Block of each, if known."""
+        """``here``, bool[Block]: all on the IPU, if more; ``last``: Block of each, if known."""
         kind = own.forward.dtype
         self.costs, self.own, self.first, self.here = costs, own, first, here
         self.last = last

@@ -19,7 +19,7 @@ class SharedWeight:
     blocks: tuple[int, ...]  # that read it
     variables: np.ndarray  # ids, on all IPUs
     nbytes: np.ndarray  # by tile
-    ends: Mapping[int, int] = field(default_factory=dict)  # IPU -> its copy ends there
+    ends: Mapping[int, int] = field(default_factory=dict)  # IPU -> end; none at home
 
     @classmethod
     def all_of(cls, variables: Variables, ties: Ties | None) -> list[SharedWeight]:

@@ -21,7 +21,7 @@ NAME = "model"  # of the Block
 
 
 def with_a_block(report: Report) -> Report:
-    """The report, with a Block if it has none; ValueError if it is then not exactly one stage."""
+    """The report, with one Block if it has none; ValueError if that is not exactly one stage."""
     if len(report.blocks):
         return report
     if len(report.stages) != 1:

@@ -14,12 +14,12 @@ from ipuscope.planner.mappings.priced import Priced, RingsOf
 
 @dataclass(frozen=True)
 class Settled:
-    """A mapping compiled in full, and its Blocks' costs; ``phased``: with one Block a stage."""
+    """A mapping compiled in full: the result, and the costs of its Blocks there."""
 
     mapping: Mapping
     obtained: Obtained
     priced: Priced | None
-    phased: PhasedCosts | None = None
+    phased: PhasedCosts | None = None  # of a mapping in phases with one Block a stage
 
 
 class Engine(Protocol):

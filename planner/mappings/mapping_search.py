@@ -131,7 +131,7 @@ _Promised = tuple[tuple[float, ...], Place]
 def _a_wave(
     waiting: list[_Promised], too_few: _TooFew, most: int
 ) -> tuple[list[Place], list[_Promised]]:
-    """Next places to split at a time, one per number of IPUs, as its failure rules out the rest."""
+    """Next places to split, one per number of IPUs (its failure rules out others), and the rest."""
     wave: list[Place] = []
     left: list[_Promised] = []
     for bound, place in waiting:

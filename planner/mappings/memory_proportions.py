@@ -1,7 +1,7 @@
 """Memory proportions IPU by IPU: costs of compiles that differ by their proportion, put together.
 
-A compile has one for all IPUs; with another, a stage's Blocks cost what they do there, whatever
-other stages have.
+Each compile has one for all IPUs. A stage may have another compile's: its Blocks then cost what
+they do there, whatever other stages have.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class PhasedCosts:
     update: np.ndarray  # cycles of the update's operators: int64[2, Block]
     reduce: int
     stream_in: np.ndarray  # with the host
-    stream_out: np.ndarray
+    stream_out: np.ndarray  # with the host
     outputs_once: bool  # at the end of a weight update
     tiles: BlockTiles
     in_parts: bool  # optimiser state, as the script says

@@ -244,7 +244,7 @@ def _nearest(
 ) -> tuple[Place, Prediction] | None:
     """The place whose fullest tile lacks least, among the longest pipelines of each compile.
 
-    Each one's quickest split is tried on larger tiles; the nearest, a search a time, with less.
+    Each one's quickest split is tried on larger tiles; the nearest with less, a search a time.
     """
     found = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
     known = [(place, prediction) for place, prediction in found if prediction is not None]

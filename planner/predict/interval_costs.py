@@ -206,12 +206,12 @@ def _memory(
     enough: int | None,
     in_company: bool = False,
 ) -> IntervalMemory:
-    """`interval_memory`, from an earlier table that is wide enough, and exact or leaves room."""
+    """`interval_memory`, from an earlier table that is wide, and exact or leaves enough room."""
     key = "interval_memory", choice, costs.machine.bytes_per_tile, in_company
     least_enough = INFINITE if enough is None else enough
     known_width, known_enough, table = costs.known.get(key, (0, 0, None))
     if table is None or known_width < width or known_enough < least_enough:
-        # Who asks for wider ones asks on. More Blocks cost little: too full stages are skipped.
+        # Wider ones will be asked for; more Blocks cost little, as too full stages are skipped.
         wide = known_width
         if width > known_width:
             full = table is not None and bool((table.used[:, -1] >= FULL).all())

@@ -49,7 +49,7 @@ class IntervalMemory:
         return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
 
     def deepest(self, limit: int) -> np.ndarray:
-        """Micro-batches that tiles of this size can stash: -1: never fits; 2^31 - 1: no end."""
+        """Micro-batches that tiles of this size can stash; -1: never fits; 2^31 - 1: no end."""
         room = limit - np.maximum(self.used, self.passing)
         fits = (room >= 0) & (self.gapped <= limit)
         endless = np.iinfo(np.int32).max
@@ -187,10 +187,7 @@ class _Grown:
 def _exactly(
     costs: BlockCosts, always: np.ndarray, own: Own, width: int, in_company: bool
 ) -> _Grown:
-    """Bytes of the fullest tile without its stash.
-
-    Beyond a stage that is too full, longer ones with its first Block count as full, unexamined.
-    """
+    """Bytes of the fullest tile, no stash; stages longer than a too full one count as full."""
     count = len(costs)
     kind = _kind(costs, always, own)
     own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
@@ -293,7 +290,7 @@ def _grow(
     in_company: bool = False,
     last: int | None = None,
 ) -> None:
-    """Write fullest tiles of stages from ``begin`` on into ``grown``; all with Block ``last``."""
+    """Write fullest tiles from ``begin`` on into ``grown``; stages before ``last`` all have it."""
     count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
     pieces = costs.memory.code

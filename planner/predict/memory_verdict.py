@@ -15,9 +15,9 @@ import numpy as np
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import Held, Part, held_by, held_by_each, passing_through
 
-# Shares of a tile that predicted bytes of another split were too few, and too many, at most: 2.0 %
-# and 4.9 % on 71 IPUs (docs/rebalance.md#how-far-predicted-bytes-are-off), and 5.8 % too few in a
-# case that an outside judge reported.
+# Shares of a tile by which bytes of another split were predicted too few, and too many, at most:
+# 2.0 % and 4.9 % on 71 IPUs (docs/rebalance.md#how-far-predicted-bytes-are-off), and 5.8 % too few
+# in a case that an outside judge reported.
 BELOW = 0.06
 ABOVE = 0.05
 
@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def free(self) -> int:
-        """Free bytes of the tile."""
+        """Free bytes of the tile; negative where it has too little."""
         return self.limit - self.nbytes
 
     @property

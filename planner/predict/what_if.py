@@ -26,13 +26,14 @@ from ipuscope.profiler.units import listed
 
 _MOST_NAMED = 6  # IPUs through which a weight travels
 
-# Micro-batches laid out one by one; more, all alike, are multiplied, whatever someone wrote.
+# Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
+# neither time nor memory follows a number that someone wrote.
 MOST_LAID_OUT = 2048
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Stages by first Blocks ``starts``; ``ipus`` and ``choices`` of each (empty: as profiled)."""
+    """Contiguous stages by first Blocks; ``ipus`` and ``choices`` of each (empty: as profiled)."""
 
     starts: tuple[int, ...]
     ipus: tuple[int, ...]
@@ -379,9 +380,9 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles of each IPU's exchange: the farthest one's latency, plus the busier direction [JIA].
+    """Cycles of each IPU's exchange: the farthest one's latency, plus the busier direction.
 
-    Each neighbour's bytes go at the rate of the link to it.
+    Each neighbour's bytes go at the rate of the link to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received

@@ -43,7 +43,7 @@ _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed fo
 
 @dataclass(frozen=True)
 class LeastUpdate:
-    """A split, its cycles per weight update, and ``bound``, for all splits; equal: proven best."""
+    """A split, its cycles an update, and a lower ``bound`` for all splits; equal: proven best."""
 
     assignment: Assignment
     total: int

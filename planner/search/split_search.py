@@ -51,7 +51,7 @@ _MOST_NAMED = 6  # moves
 _TRIED = 1_000  # ways at a time, where not all are looked at
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
-# In order of preference at equal cycles: those for nothing, then those for cycles of an update.
+# In order of preference at equal cycles: what costs nothing, then what costs update cycles.
 ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), Choice(True, True))
 
 

@@ -130,7 +130,7 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Cycles of a micro-batch in each stage; with many, adjacent ones of equal cycles are one."""
+    """Cycles of a micro-batch in each stage; of many, adjacent equal ones share a bar."""
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
@@ -195,10 +195,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
 
 
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
-    """Stacked bars by phase, each from the end of the one above; they sum to the update.
-
-    ``table`` is the result of `ipuscope.profiler.analysis.critical_path.waterfall`.
-    """
+    """Stacked bars by phase that sum to the update; ``table``: of `critical_path.waterfall`."""
     causes = [str(cause) for cause in table["cause"]]
     cycles = table["cycles"].to_numpy()
     before = np.cumsum(cycles) - cycles

@@ -35,9 +35,9 @@ class Track:
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
-    """A track for each row of steps whose IPU is in ``known``, by `counters.of_steps`.
+    """A track for each row of steps whose IPU is in ``known``.
 
-    `counters.of_merged` where the rows' steps are merged.
+    By `counters.of_steps`, or `counters.of_merged` where the rows' steps are merged.
     """
     drawn_tracks = []
     for row in rows.rows_of_steps():

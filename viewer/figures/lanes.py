@@ -29,7 +29,7 @@ TASK, STRIP, BESIDE = ((-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10))  # where in a
 class CriticalPath:
     """The chain of work that sets the length of what is shown, in time order without gaps."""
 
-    ipu: np.ndarray
+    ipu: np.ndarray  # int64, an entry a piece, as the others
     start: np.ndarray  # cycles from the start of what is shown
     end: np.ndarray
 

@@ -104,7 +104,7 @@ class Rows:
     def make(
         cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int
     ) -> Rows:
-        """Rows from slices in any order, by row and start, without rows beyond ``rows - 1``."""
+        """Rows from slices in any order, by row and start; only of rows ``0 .. rows - 1``."""
         outside = (row < 0) | (row >= rows)
         order = np.flatnonzero(~outside) if outside.any() else np.arange(len(row))
         if len(order) < len(row):

@@ -29,7 +29,7 @@ def marked(
     clock: Clock,
     theme: Theme,
 ) -> None:
-    """Add lines and letters at marks (cycles), and a selection's frame, to what figures have."""
+    """Add lines and letters at marks (cycles) and a selection's frame; existing shapes stay."""
     if not marks and selection is None:
         return
     shapes: list[Any] = list(figure.layout.get("shapes", ()))

@@ -153,7 +153,7 @@ def extremes(values: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LiveSteps:
-    """Live bytes at an IPU's program steps from the first on; ``names`` of steps by position."""
+    """Live bytes at an IPU's program steps, `Report.live_columns`; ``names`` by position."""
 
     columns: Mapping[str, np.ndarray]
     names: Callable[[np.ndarray], np.ndarray]
@@ -556,7 +556,7 @@ def headroom(
     ipus: np.ndarray | None = None,
     what: str = "fullest tile",
 ) -> Drawing:
-    """Memory used on the fullest tile (``what``) of each of ``ipus``, against what a tile has."""
+    """Memory used on the fullest tile (``what``) of ``ipus`` (from 0) against what a tile has."""
     shown = np.arange(len(fullest)) if ipus is None else ipus
     labels = [f"IPU {ipu}" for ipu in shown.tolist()]
     over = fullest > limit

@@ -1,4 +1,4 @@
-"""Colours and typography of light and dark pages, only here (assets/style.css takes them too).
+"""Colours and typography of light and dark pages: the only place (assets/style.css reads it).
 
 Activities have the Okabe-Ito hues, which colour-blind people can tell apart; recomputation has
 forward's, paler and hatched. Bytes are drawn in viridis, whose lightness only increases.

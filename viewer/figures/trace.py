@@ -387,7 +387,7 @@ def next_hit(
 ) -> int | None:
     """Position in ``rows.rows`` of the next, or previous, slice whose name contains ``find``.
 
-    From the slice ``now`` if it is named so, else from the middle of ``window``, and around; None
+    From the slice ``now`` if it is named so, else the middle of ``window``, and wraps around; None
     if no slice is.
     """
     hits, middles = _hits(rows, find)
