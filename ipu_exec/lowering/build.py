@@ -231,7 +231,7 @@ class Builder:
         constants: np.ndarray | None = None,
         note: str = "",
     ) -> Plan:
-        """The finished plan; an output that shares an input's storage keeps its layout: None."""
+        """The finished plan; an output's layout is None where it shares an input's storage."""
         layouts = tuple(
             None if out is None or out.layout is not None else layout
             for out, layout in zip(self.spec.outputs, outputs, strict=True)

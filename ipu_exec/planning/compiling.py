@@ -157,7 +157,7 @@ def _strategy(mapping: Mapped, stages: tuple[StageOptions, ...]) -> StrategyOpti
 
 
 def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
-    """The options' mapping; None if no plan's: stages or phases in series, Blocks out of order."""
+    """The options' mapping; None if no plan's: sequential stages or phases, Blocks out of order."""
     strategy = options.strategy
     if strategy.execution is not Execution.PIPELINED and not strategy.pipelined_phases:
         return None

@@ -1,4 +1,4 @@
-"""`ipu-run --sweep`: a process (``ipu-run --with``) and a profile a combination, and a table."""
+"""`ipu-run --sweep`: an ``ipu-run --with`` and a profile for each combination, and a table."""
 
 from __future__ import annotations
 

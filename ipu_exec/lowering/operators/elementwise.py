@@ -407,7 +407,7 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants, laid out as the operand they are created from or linearly; ``empty`` has none."""
+    """Constants, laid out as the operand they are made from or linearly; ``empty`` writes none."""
     build = Builder(spec, machine)
     layouts: list[Layout | None] = []
     for out in spec.outputs:

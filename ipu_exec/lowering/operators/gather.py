@@ -84,7 +84,7 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
 def _copies(
     held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
-    """How many copies of a table share its lookups: of least ``cost``, if there is memory."""
+    """How many copies of a table share its lookups: those of least ``cost`` that fit in memory."""
     # popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
     # halves, 1 for as many rows as lookups and for large tables [PL,
     # tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of
@@ -273,7 +273,7 @@ def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
 def _add_up_copies(
     build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
 ) -> None:
-    """Bring a result's copies to where it lies; marks say what was written where none adds."""
+    """Bring a result's copies to where it lies; where elements are written, marks say which."""
     name, elements = base_name(build.spec), updates.result
     partials = elements * copies * out.item_bytes
     step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
@@ -347,7 +347,7 @@ def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, table, indices, offsets, bags, ...): a bag's gradient times an index's row."""
+    """(gradient, table, indices, offsets, bags, ...): dot products of bags' gradients and rows."""
     build = Builder(spec, machine)
     gradient, table, indices, out = (
         build.place(0),
@@ -411,7 +411,7 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
-    """``x[mask] = value``, a mask of dimensions from ``first``: a select if the value is one."""
+    """``x[mask] = value``, a mask of dimensions from ``first``: a select for a single value."""
     whole, mask, value = spec.operands
     behind = len(whole.shape) - first - len(mask.shape)
     if len(value.shape) > behind:  # a value for each element under the mask: each goes to its place
@@ -480,7 +480,7 @@ def put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.masked_scatter_backward")
 def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, sizes): the gradients under the mask, packed: each position is searched."""
+    """(gradient, mask, sizes): the gradients under the mask, packed: each position is looked up."""
     return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
 
 

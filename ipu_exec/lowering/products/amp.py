@@ -277,7 +277,7 @@ def reduce_partials_cycles(
 ) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
 
-    docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, by default of
+    See docs/cycles.md#reduction-of-partials. ``out_bytes``: of a result's element, by default of
     a partial. ``tile_bytes``: memory of a tile, which decides whether the arriving partials can be
     contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never. 256 outputs from
     8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.

@@ -230,7 +230,7 @@ def expanded_columns(problem: Problem) -> Problem:
 
 def flattened(problem: Problem) -> Problem:
     """The same with all images side by side, for a kernel of one column."""
-    # kernels with rows then lie along one row ([PL, lib/poplin/ConvModel.cpp],
+    # vertices of kernels with rows then go along one long row ([PL, lib/poplin/ConvModel.cpp],
     # calculateFlattenedParams)
     images = problem.segments // problem.image_rows
     return replace(

@@ -26,7 +26,7 @@ _BUS = 2  # tiles that share an exchange bus are never parted
 
 @lowering("poplin.multi_conv", "poplin.multi_conv_backward", convolution=True)
 def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
-    """Several convolutions, or gradients, in the same compute sets; ``spec.args`` are of each."""
+    """Several convolutions, or gradients, in the same compute sets; ``spec.args`` lists theirs."""
     settings: dict[str, Any] = dict(spec.kwargs)
     specs = _specs(spec)
     machines = [

@@ -155,9 +155,9 @@ class Given:
     """What a product is told besides its problem."""
 
     channel_strides: tuple[int, int] = (1, 1)  # of (inputs', weights') input channels in storage
-    matrices: bool = False  # of matrices, not a convolution
+    matrices: bool = False  # it is a product of matrices, not a convolution
     splits: Splits | None = None  # found elsewhere
-    keys: Mapping[str, Any] = field(default_factory=dict)  # "input", "output": go with these
+    keys: Mapping[str, Any] = field(default_factory=dict)  # of layouts: "input", "output"
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,8 @@ class _ProductSteps:
     @property
     def worker_partials(self) -> Array:
         """Bytes of the partials that each worker of a VMAC vertex has of its own."""
-        # of groups taken at once: [PL, lib/poplin/ConvVertices.cpp],
-        # createConvPartialVerticalMacVertex
+        # those of the groups that it takes at once ([PL, lib/poplin/ConvVertices.cpp],
+        # createConvPartialVerticalMacVertex)
         if self.splits.method != "vmac":
             return np.zeros_like(self.share.field)
         return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * amp.WORKERS
@@ -358,7 +358,7 @@ class _ProductSteps:
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array, int | None]:
         """Fetch the inputs, but for tiles that hold all of their part and read it there.
 
-        Returns the first step, the bytes that tiles gather, and the last that reads it to order it.
+        Returns the first step, the bytes gathered, and the last step that reads it to order it.
         """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
