@@ -1,13 +1,10 @@
-"""`ipu-report`: ask profiles from the shell.
+"""`ipu-report`: ask profiles from the shell. Each subcommand has a file.
 
-A file a subcommand, each with its arguments and what it does.
+Exit codes, for scripts: 0 success; 1 a check failed, or what was asked for is not there; 2 wrong
+usage; 3 a profile cannot be read. Errors are one line on standard error.
 
-Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check
-failed; 2 the command was used wrongly; 3 a profile cannot be read. Errors are one line on standard
-error.
-
-Nothing is imported before it is needed: an answer takes less than half a second, and neither torch
-nor (but for `view`) Dash is ever loaded.
+Imports are deferred: an answer takes less than half a second, and neither torch nor (except for
+`view`) Dash is loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ from ipuscope.reports.cli import (
 from ipuscope.reports.cli.common import CommandError, first_steps, one_line
 from ipuscope.words import Parser
 
-# In the order of --help: what a newcomer needs first.
+# In the order of --help: what newcomers need comes first.
 COMMANDS = {
     "summary": summary,
     "insights": insights,
@@ -142,12 +139,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit code.
-
-    Usage errors and --help raise SystemExit, as in argparse.
-    """
+    """Run a subcommand and return its exit code; SystemExit on usage errors and --help."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files may be in any encoding
+        if isinstance(stream, io.TextIOWrapper):  # file names may be in any encoding
             stream.reconfigure(errors="backslashreplace")
     parser = make_parser()
     args = parser.parse_args(argv)
@@ -166,7 +160,7 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         code: int = args.run(args)
-        if sys.stdout is not None:  # closed by who called
+        if sys.stdout is not None:  # closed by the caller
             sys.stdout.flush()
         return code
     except (CommandError, ProfileError) as error:

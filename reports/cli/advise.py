@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ipuscope.reports.tables import Lines, Page, Table
 
 _CHANGES = ("half", "samples")  # of the training, that --allow takes
-_ADVICE = "advice"  # folders of what --check compiled, numbered as printed
+_ADVICE = "advice"  # folders of --check's compiles, numbered as printed
 HELP = "what to change, over all levers, with the gain and the lines to write"
 EXAMPLES = """  ipu-report advise demo/training
   ipu-report advise --allow half,samples demo/training     precision and samples may change
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what to change; 1 where a check was asked for and nothing that was compiled gains."""
+    """Print what to change; 1 if --check was given and nothing that was compiled gains."""
     if args.check is not None and not args.check:
         raise common.CommandError("--check takes the script and its arguments, last", common.USAGE)
     if args.check:
@@ -96,7 +96,7 @@ def _there(script: str) -> None:
 
 
 def _writable(folder: Path | None) -> None:
-    """Refuse a place for the profiles that cannot be made, before anything is compiled."""
+    """Refuse an output folder that cannot be made, before anything is compiled."""
     if folder is None:
         return
     try:
@@ -155,7 +155,7 @@ def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
 
 
 def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[Lines]:
-    """What the best is where the training may change too; nothing if it is no better."""
+    """The best advice if the training may change too; nothing if it is no better."""
     from ipuscope.planner.advice import advise_on, anything
     from ipuscope.planner.insights.lever_gains import training_changes
     from ipuscope.reports.tables import say
@@ -219,7 +219,7 @@ def _checked(
             zip(advices, outcomes, strict=True), key=lambda pair: -pair[1].samples_per_second
         )
         best, outcome = ranked[0]
-        if not outcome.samples_per_second:  # nothing fits: go on from the one that says most
+        if not outcome.samples_per_second:  # nothing fits: go on from the first
             best, outcome = advices[0], outcomes[0]
         name = _folder(advices.index(best) + 1)
         first = Step(name, best.levers, best.title, best.samples_per_second, outcome)
@@ -227,7 +227,7 @@ def _checked(
 
 
 def _folder(number: int) -> str:
-    """Where the compile of a piece of advice leaves its files, below that of --output."""
+    """The subfolder of --output for the compile of a piece of advice."""
     return f"{_ADVICE}{number}"
 
 
@@ -268,7 +268,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
 
 
 def _rate(one: Advice) -> str:
-    """Samples a second; of an estimate with how far it may be off: '~745 ±4%'."""
+    """Samples a second; an estimate comes with its error: '~745 ±4%'."""
     rate = _per_second(one.samples_per_second)
     if not one.estimate:
         return rate
@@ -287,7 +287,7 @@ def _came(outcome: Outcome) -> str:
 
 
 def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
-    """Why compiles failed: each reason once, with the numbers of the advice it stopped."""
+    """Why compiles failed: each reason once, with the numbers of the advice that it stopped."""
     numbers: dict[str, list[str]] = {}
     for number, outcome in enumerate(outcomes, 1):
         if outcome.error:
@@ -329,7 +329,7 @@ def _rounds(steps: list[Step], folder: Path | None) -> Table:
 
 
 def _split(step: Step, folder: Path | None) -> str:
-    """Whose split it is: the profile's, or another, in the file that keeps it."""
+    """The split of a step: the profile's, or another with its file."""
     if step.levers.split is None:
         return "the script's"
     return str(_placement(step, folder)) if folder else "another"
@@ -367,7 +367,7 @@ def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
 def _verdict(
     args: argparse.Namespace, basis: Basis, advised: Advised, steps: list[Step]
 ) -> list[Lines]:
-    """How fast the fastest is, and the whole of what makes the script so."""
+    """The rate of the fastest compile, and all it takes to make the script so fast."""
     from ipuscope.planner.levers.registry import code
     from ipuscope.reports.tables import say
 
@@ -376,11 +376,11 @@ def _verdict(
     if rate <= now:
         return [say("None of the compiles in the table is faster than the profile.")]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
-    said = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
+    words = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
     if best is steps[0]:
         number = best.name.removeprefix(_ADVICE)
-        return [say(f"{said}: that is advice {number}."), say(_command(args, best))]
-    lines = _with_code(f"{said}. Write this:", code(basis, best.levers))
+        return [say(f"{words}: that is advice {number}."), say(_command(args, best))]
+    lines = _with_code(f"{words}. Write this:", code(basis, best.levers))
     return [lines, say(_command(args, best))]
 
 

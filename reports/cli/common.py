@@ -27,8 +27,8 @@ MOST_DIRECTORIES, MOST_BELOW = (
     20_000,
     100,
 )  # looked into, and profiles, of a directory that is given
-LEAST_WIDTH = 40  # columns that --width takes
-_A_FEW = 500  # directories between two words of how many there were
+LEAST_WIDTH = 40  # columns: the least that --width takes
+_A_FEW = 500  # directories between two reports of progress
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
 KINDS = ("training", "inference")  # directories as a run leaves them
@@ -54,7 +54,7 @@ def first_steps(here: str = ".") -> str:
 
 
 def add_profiles(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
-    """One or more PROFILE arguments; ``*``: the command looks itself whether there is one."""
+    """One or more PROFILE arguments; with ``*`` the command itself checks that there is one."""
     parser.add_argument(
         "profiles",
         nargs=nargs,
@@ -64,7 +64,7 @@ def add_profiles(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
-    """A single PROFILE argument; of a directory with training and inference, the training."""
+    """A single PROFILE argument; a directory with training and inference means the training."""
     parser.add_argument(
         "profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory of one"
     )
@@ -121,7 +121,7 @@ def add_iteration(parser: argparse.ArgumentParser) -> None:
 
 
 def _columns(text: str) -> int:
-    """Columns to draw in; fewer than have room for the names of IPUs are refused."""
+    """Columns to draw in; refuses fewer than the names of IPUs need."""
     number = count(text)
     if number < LEAST_WIDTH:
         raise argparse.ArgumentTypeError(
@@ -183,7 +183,7 @@ def count(words: str) -> int:
 
 
 def whole_numbers(option: str, words: str) -> tuple[int, ...]:
-    """Parse comma-separated whole numbers. Raises CommandError with the name of the option."""
+    """Parse comma-separated whole numbers. Raises CommandError with the option's name."""
     parts = [part.strip() for part in words.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise CommandError(
@@ -193,11 +193,11 @@ def whole_numbers(option: str, words: str) -> tuple[int, ...]:
 
 
 def find_profiles(patterns: Iterable[str]) -> list[Path]:
-    """The profiles named by files, directories and patterns, in order and without duplicates.
+    """The profiles named by files, directories and patterns, in order, without duplicates.
 
-    A directory stands for its ``profile.pop``, otherwise for those in its ``training`` and
-    ``inference``, otherwise for all below it. A missing path is returned as given: opening it
-    reports the error.
+    A directory stands for its ``profile.pop``, else for those in its ``training`` and
+    ``inference``, else for all below it. A missing path is returned as given: opening it reports
+    the error.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -224,28 +224,28 @@ def _within(path: Path) -> list[Path]:
 
 
 def _all_below(directory: Path) -> list[Path]:
-    """Every profile below a directory. CommandError where it is too large to be what was meant."""
-    found: list[Path] = []
+    """Every profile below a directory. CommandError if it is too large to be meant."""
+    paths: list[Path] = []
     many = ""
     with waiting(f"looking for profiles below {directory}") as say:
         for number, here in enumerate(_walked(directory), 1):
-            found += here
+            paths += here
             if number % _A_FEW == 0:
-                say(f"{number:,} directories, {len(found):,} profiles")
-            if len(found) > MOST_BELOW:
+                say(f"{number:,} directories, {len(paths):,} profiles")
+            if len(paths) > MOST_BELOW:
                 many = f"has more than {MOST_BELOW} profiles below it"
             elif number > MOST_DIRECTORIES:
                 many = (
-                    f"has more than {MOST_DIRECTORIES:,} directories; {len(found)} profiles so far"
+                    f"has more than {MOST_DIRECTORIES:,} directories; {len(paths)} profiles so far"
                 )
             if many:
-                some = f" ({', '.join(map(str, found[:2]))}, ...)" if found else ""
+                some = f" ({', '.join(map(str, paths[:2]))}, ...)" if paths else ""
                 raise CommandError(
                     f"{directory} {many}{some}. Name a directory nearer to those you mean, or give"
                     " a pattern",
                     USAGE,
                 )
-    return found
+    return paths
 
 
 def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
@@ -254,14 +254,14 @@ def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def _walked(directory: Path) -> Iterator[list[Path]]:
-    """The profile of each directory below this one, but hidden ones (``.venv``, ``.git``)."""
+    """The profile of each directory below this one, except hidden ones (``.venv``, ``.git``)."""
     for here, folders, files in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield [Path(here) / "profile.pop"] if "profile.pop" in files else []
 
 
 def find_one(pattern: str) -> Path:
-    """The one profile that an argument names; for a directory with both kinds, the training.
+    """The profile that an argument names; the training if a directory has both kinds.
 
     Raises CommandError if it stands for several runs.
     """
@@ -279,7 +279,7 @@ def one_of(pattern: str, paths: list[Path]) -> Path:
 
 
 def runs_of(paths: Iterable[Path]) -> set[Path]:
-    """The runs of profiles: training and inference of one run are together."""
+    """The runs of profiles: training and inference of a run are one."""
     return {path.parent.parent if path.parent.name in KINDS else path for path in paths}
 
 
@@ -305,8 +305,8 @@ def each_profile(
 ) -> int:
     """Print a page for each profile.
 
-    One that cannot be read costs a line and exit code 3, not the others. ``says_itself``: making a
-    page tells a terminal how far it is.
+    An unreadable profile costs a line and exit code 3, not the others. ``says_itself``: making a
+    page reports its own progress.
     """
     from ipuscope.profiler import ProfileError, open_report
     from ipuscope.reports.tables import print_pages
@@ -374,7 +374,7 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line where times are predicted, or a profile was imported; ``name`` is the profile's."""
+    """A line if times are predicted or the profile was imported; ``name``: the profile's."""
     from ipuscope.profiler.analysis import imported
     from ipuscope.profiler.report import PREDICTED_NOTE
     from ipuscope.reports.tables import say
@@ -389,7 +389,7 @@ def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
 
 
 def check_not_imported(report: Report) -> None:
-    """CommandError for a profile of real IPUs: what its answer needs is not in it."""
+    """CommandError for a profile of real IPUs, which lacks what the answer needs."""
     from ipuscope.profiler.analysis import imported
 
     if imported(report):
@@ -401,11 +401,11 @@ def check_not_imported(report: Report) -> None:
 
 def check_ipu(report: Report, ipu: int) -> None:
     """Raise CommandError if the profile has no such IPU."""
-    known, replicas = report.target.ipus_per_replica, report.target.num_replicas
-    if not 0 <= ipu < known:
+    number, replicas = report.target.ipus_per_replica, report.target.num_replicas
+    if not 0 <= ipu < number:
         alike = f" (of one replica: all {replicas} are alike)" if replicas > 1 else ""
         raise CommandError(
-            f"{report.path}: there is no IPU {ipu}. It has {known}{alike}: --ipu 0 to {known - 1}"
+            f"{report.path}: there is no IPU {ipu}. It has {number}{alike}: --ipu 0 to {number - 1}"
         )
 
 
@@ -417,7 +417,7 @@ def ipus(report: Report) -> Iterator[int]:
 
 
 def top(args: argparse.Namespace) -> int | None:
-    """--top as `reports.tables.Table` has it: None for all. Programs get all unless they ask."""
+    """--top as `reports.tables.Table` takes it: None for all. JSON and CSV have all by default."""
     asked = args.top_for_people if args.top is None and args.form == "text" else args.top
     return asked or None
 

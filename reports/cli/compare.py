@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
                 broken.extend(_does_not_fit(report, other))
             marks = [*common.mark(report, "A. "), *common.mark(other, "B. ")]
         shown = sums.assign(
-            a=[_said(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
-            b=[_said(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
+            a=[_amount(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
+            b=[_amount(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
             change=[
                 f"{ratio - 1:+.1%}" if ratio is not None and ratio == ratio else ""
                 for ratio in sums["ratio"]
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measured(classes: pd.DataFrame) -> Table:
-    """How far the second profile's cycles are from the first's, where one of them was imported."""
+    """How far predicted cycles are from measured ones, if one of the profiles was imported."""
     from ipuscope.reports.tables import Column, Table, integer, text
 
     columns = (
@@ -167,7 +167,7 @@ def _measured(classes: pd.DataFrame) -> Table:
 
 
 def _apart(reasons: dict[str, str]) -> Iterator[str]:
-    """Sentences about what cannot be compared: all that has the same reason in one."""
+    """Sentences about what cannot be compared, one per reason."""
     for why in dict.fromkeys(reasons.values()):
         *most, last = [name for name, reason in reasons.items() if reason == why]
         what = f"{', '.join(most)} and {last}" if most else last
@@ -184,7 +184,7 @@ def _share(value: float) -> str:
     return units.percent(value) if math.isfinite(value) else ""
 
 
-def _said(value: float, unit: str) -> str:
+def _amount(value: float, unit: str) -> str:
     from ipuscope.profiler import units
 
     if not math.isfinite(value):
@@ -222,7 +222,7 @@ def _broken(
 
 
 def _does_not_fit(a: Report, b: Report) -> list[str]:
-    """A message if B cannot run but A can: fewer cycles do not make it better."""
+    """A message if A can run but B cannot: fewer cycles do not make it better."""
     from ipuscope.profiler import analysis
 
     fullest = [int(analysis.fullest_tiles(report).max(initial=0)) for report in (a, b)]

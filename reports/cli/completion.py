@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:
-    """Have whatever takes a value without choices completed by the names of files."""
+    """Complete file names for every option that takes a value without choices."""
     import shtab
 
     for action in parser._actions:

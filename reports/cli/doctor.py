@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
     """The name of each check with what is wrong, "" if nothing is.
 
-    ``every_row``: packed columns are compared with the rows whatever the file's checksum says.
+    ``every_row``: compare packed columns with the rows whatever the file's checksum says.
     """
     from ipuscope.profiler import ProfileError
 
@@ -129,7 +129,7 @@ def _packed(report: Report, every_row: bool) -> str:
 
 
 def _rows(report: Report) -> str:
-    """`ipuscope.profiler.file.integrity` over everything: reading it is the check."""
+    """Read everything with `ipuscope.profiler.file.integrity`: reading is the check."""
     from ipuscope.profiler.file import records
 
     if report.meta["complete"]:
@@ -149,7 +149,7 @@ def _stages(report: Report) -> str:
     for stage, direction, cycles in zip(
         bodies["stage"], bodies["direction"], bodies["cycles"], strict=True
     ):
-        # A stage's backward has its recomputed forward in it (profiler/file/records.py).
+        # A stage's backward includes its recomputed forward (profiler/file/records.py).
         cycles_of[stage, direction] = cycles + cycles_of.get((stage, direction), 0)
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:

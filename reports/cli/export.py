@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
 def _form(path: Path, asked: str | None) -> str:
     """The output format, one of `FORMATS`."""
     name = path.name.lower()
-    known = [form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)]
-    form = asked or (known[0] if known else "")
+    forms = [form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)]
+    form = asked or (forms[0] if forms else "")
     if not form:
         raise common.CommandError(
             f"{path}: name it .json (a trace), .speedscope.json or .folded (stacks), .csv or"

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
-            _said(f"{at}. {one.detail} {one.change_in_words}", one.code)
+            _lines(f"{at}. {one.detail} {one.change_in_words}", one.code)
             for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     return common.each_profile(args, page)
 
 
-def _said(words: str, statements: tuple[str, ...]) -> Lines:
+def _lines(words: str, statements: tuple[str, ...]) -> Lines:
     """The words, followed by the statements to write."""
     from ipuscope.reports.tables import Lines, clean
 

@@ -160,7 +160,7 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
 
 
 def _by_category(report: Report, args: argparse.Namespace) -> Table:
-    """One row an IPU, category and role; for people, the IPUs of a category and role in one row."""
+    """One row per IPU, category and role; for people, IPUs with the same category share a row."""
     from ipuscope.reports.tables import Column, Table, kibibytes, text, whole_kibibytes
 
     frame = report.memory(args.ipu)

@@ -36,7 +36,7 @@ EXAMPLES = """  ipu-report ops demo/training
 
 _SORT = {"total": "total_cycles", "cycles": "cycles", "flops": "flops", "name": "name"}
 
-# Of ipuscope.profiler.enums.Direction, which would load numpy for --help.
+# As ipuscope.profiler.enums.Direction has them, which would load numpy for --help.
 DIRECTIONS = ("forward", "backward", "update")
 
 
@@ -122,12 +122,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _alike(report: Report, args: argparse.Namespace) -> Page:
-    """What is repeated: what each group takes, and what takes longer than its median."""
+    """What is repeated: what each group takes, and which members exceed its median."""
     from ipuscope.profiler.analysis.regions import regions
     from ipuscope.profiler.units import percent
     from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
-    found = regions(report, args.alike)
+    repeats = regions(report, args.alike)
     groups = (
         Column("group", "built alike", text),
         *(Column(name, name) for name in ("count", "least", "median", "most")),
@@ -137,6 +137,6 @@ def _alike(report: Report, args: argparse.Namespace) -> Page:
         Column("ratio", "of the\nmedian", percent),
         Column("why", "why", sentence),
     )
-    rows = Table("slower", found.slow, slower if len(found.slow) else (), most=common.top(args))
-    each = Table("groups", found.groups, groups if len(found.groups) else ())
-    return Page(str(report.path), (say(found.words), each, rows))
+    rows = Table("slower", repeats.slow, slower if len(repeats.slow) else (), most=common.top(args))
+    each = Table("groups", repeats.groups, groups if len(repeats.groups) else ())
+    return Page(str(report.path), (say(repeats.words), each, rows))

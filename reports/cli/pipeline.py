@@ -95,7 +95,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Column("cycles", "cycles"),
     )
     parts: list[Table | Facts | Lines] = [
-        Table("pipeline", table, (), most=args.top or None),  # first: what --csv has
+        Table("pipeline", table, (), most=args.top or None),  # first: --csv prints this one
         *([] if args.no_drawing else [drawing(report, args, tasks, table)]),
         Table(
             "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)

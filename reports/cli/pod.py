@@ -29,7 +29,7 @@ EXAMPLES = """  ipu-report pod out/training                 per cent of the time
 _MACHINE_WIDTH, _WHERE_WIDTH, _RACK_WIDTH = 7, 9, 27  # characters of the map's columns
 _MOST_LINKS = 8
 _COLUMNS = {"busy": "busy", "memory": "memory", "links": "link_bytes"}
-_SAID = {
+_MEASURED = {
     "busy": "the time that an IPU is busy",
     "memory": "the memory of its fullest tile",
     "links": "the bytes over links of the IPU with most",
@@ -63,7 +63,7 @@ def _map(report: Report, by: str) -> Page:
     shards, target = analysis.shards_of(report), report.target
     replicas = count(target.num_replicas, "replica")
     about = (
-        f"Per cent of {_SAID[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
+        f"Per cent of {_MEASURED[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
         f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
     )
     links = [_links(analysis.link_loads(report))] if by == "links" else []
@@ -91,7 +91,7 @@ def _links(loads: pd.DataFrame) -> Table:
 
 
 def maps(lines: pd.DataFrame) -> list[Table]:
-    """Tables of as many racks as stand beside each other on the terminal, one below the other."""
+    """Tables of as many racks as fit the terminal side by side, one table below the other."""
     from ipuscope.reports.tables import Column, Table, drawing_width, whole_text
 
     racks = [name for name in lines.columns if name != "machine"]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             raise common.CommandError(
                 f"{report.path}: no such node. It has {len(report.program):,}"
             )
-        said = [
+        names = [
             "  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)
         ]
         columns = (
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             Column("type", "type", text),
             Column("cycles", "cycles a call"),
         )
-        shown = frame.assign(said=said) if args.form == "text" else frame
+        shown = frame.assign(said=names) if args.form == "text" else frame
         return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
 
     return common.each_profile(args, page)

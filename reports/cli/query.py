@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             frame = query.select(report, args.sql, args.timeout).frame()
         except query.QueryError as error:
-            known = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
+            hint = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
             option = " (--timeout)" if isinstance(error, query.QueryTimeout) else ""
-            what = f"{report.path}: {error}{option}. Give one SELECT; {known}"
+            what = f"{report.path}: {error}{option}. Give one SELECT; {hint}"
             raise common.CommandError(what, common.NOT_SO) from None
         columns = tuple(
             Column(

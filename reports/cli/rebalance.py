@@ -36,10 +36,10 @@ EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as ma
   ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
 """
-_LITTLE = 0.005  # of the cycles: a split that gains less is none that helps
+_LITTLE = 0.005  # of the cycles: a split that gains less does not help
 _OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
 _HOW_TO = "docs/how-to/ask-of-a-split.md has the lines of Python for it"
-_GONE = {  # options that there were before the first release, and what to use instead
+_GONE = {  # options from before the first release, and their replacements
     "--pareto": _HOW_TO,
     "--prices": _HOW_TO,
     "--bubble": "docs/how-to/accumulation.md has the lines of Python for it",
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count_of_verify(args: argparse.Namespace) -> int:
-    """N of ``--verify N``; 0 where two profiles are compared, the first of which it may have."""
+    """N of ``--verify N``; 0 where two profiles are compared (`N` took the first of them)."""
     if args.verify and not args.verify.isdecimal():
         args.profiles.insert(0, args.verify)
         args.verify = ""
@@ -179,8 +179,8 @@ def best(
 ) -> Split:
     """The best split into so many stages.
 
-    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list that
-    comes back to one of them, or the profiled one.
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, several stages on
+    an IPU in turn, or the profiled one.
     """
     from ipuscope.planner.search.split_search import best_split, quickest
 
@@ -210,9 +210,9 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 def _wanted_or_nearest(
     costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
 ) -> Split:
-    """`_wanted`, or one that is too close to call where none is sure to fit.
+    """`_wanted`, or one that is too close to call if none is sure to fit.
 
-    Where none can fit, the ValueError says what comes nearest and what would help.
+    If none can fit, the ValueError says what comes nearest and what would help.
     """
     from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
@@ -374,7 +374,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
 
 
 def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
-    """What a split would gain of which only a compile knows whether it fits."""
+    """The gain of a split that may not fit: only a compile can tell."""
     if maybe is None:
         return []
     less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
@@ -391,7 +391,7 @@ def _saves(choice: Choice) -> str:
 
 
 def _gain(costs: Costs, now: int, wanted: int) -> str:
-    """Cycles before and after, with as many digits as show a difference."""
+    """Cycles before and after, with enough digits to show a difference."""
     turn = "weight update" if costs.training else "device iteration"
     if wanted == now:
         return f"Predicted: {wanted:,} cycles a {turn}, as many as now."

@@ -1,6 +1,6 @@
-"""`ipu-report rebalance --verify`: what was promised of a split, and what came of it.
+"""`ipu-report rebalance --verify`: what was predicted for a split, and what it gave.
 
-Of a profile that is there already, or (``--verify N``) of splits that are compiled for it.
+For a profile that is there already, or (``--verify N``) for splits that are compiled for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Promise:
-    """Cycles and bytes that were predicted; ``stored``: in the placement file that was run."""
+    """Predicted cycles and bytes; ``stored``: in the placement file that was run."""
 
     cycles: int
     pipeline_cycle: int
@@ -32,17 +32,17 @@ class Promise:
     stored: bool
 
     @classmethod
-    def of_file(cls, said: Any) -> Promise | None:
-        """What a placement file promised, as the profile of its run has it; None: nothing."""
-        if not isinstance(said, dict) or not said:
+    def of_file(cls, promise: Any) -> Promise | None:
+        """The prediction in a placement file, from the profile of its run; None if it has none."""
+        if not isinstance(promise, dict) or not promise:
             return None
         try:
             return cls(
-                int(said["cycles"]),
-                int(said["pipeline_cycle"]),
-                [int(cycles) for cycles in said["stage_cycles"]],
-                [int(nbytes) for nbytes in said["fullest"]],
-                int(said["micro_batches"]),
+                int(promise["cycles"]),
+                int(promise["pipeline_cycle"]),
+                [int(cycles) for cycles in promise["stage_cycles"]],
+                [int(nbytes) for nbytes in promise["fullest"]],
+                int(promise["micro_batches"]),
                 stored=True,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -52,7 +52,7 @@ class Promise:
 
     @classmethod
     def predicted(cls, before: Costs, after: Costs) -> Promise:
-        """What a profile predicts for another's split, with stages saving memory as in that one."""
+        """What a profile predicts for another's split, with that one's memory-saving stages."""
         from dataclasses import replace
 
         from ipuscope.planner.costs.memory_choice import Choice
@@ -74,8 +74,8 @@ class Promise:
 def page(report: Report, costs: Costs, after: Report, obtained: Costs, alone: bool = False) -> Page:
     """Promised and obtained values side by side.
 
-    ``after`` is the profile of the split, ``report`` the one before it. It is the same where one
-    is given ``alone``, which then has to have a promise of its own.
+    ``after``: the profile of the split; ``report``: the one before it, or, if ``alone``, the same,
+    which then needs a promise of its own.
     """
     import pandas as pd
 
@@ -167,11 +167,10 @@ def quickest_compiled(
     script: Sequence[str],
     maybe: Split | None = None,
 ) -> tuple[Split, tuple[Table | Lines, ...]]:
-    """The split that proved the quickest of the best ``count``, and what came of each.
+    """The quickest compiled of the best ``count`` splits, and the result of each.
 
-    The profiled split, which is compiled already, is among them; so is ``maybe``, which is quicker
-    if it fits. CommandError where none compiles
-    and fits.
+    The profiled split, compiled already, is among them; so is ``maybe``, which is quicker if it
+    fits. CommandError if none compiles and fits.
     """
     from dataclasses import replace
 
@@ -216,13 +215,13 @@ def _progress(came: Iterable[Verified], count: int) -> Iterator[Verified]:
             say(f"{number} of {count}", number / count)
 
 
-def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:
+def _compiled_table(costs: Costs, verified: Sequence[Verified]) -> tuple[Table | Lines, ...]:
     import pandas as pd
 
     from ipuscope.reports.tables import Column, Table, kibibytes, say, sentence, text
 
     rows = []
-    for one in found:
+    for one in verified:
         sizes = one.prediction.assignment.named(len(costs))
         off = f"{one.prediction.total / one.cycles - 1:+.2%}" if one.cycles else ""
         fullest = max(one.fullest, default=0)

@@ -83,7 +83,7 @@ def _by_stage(report: Report, each: bool = False) -> Page:
         return Page(str(report.path), (table,))
     slowest = facts.slowest_of(report)
     words = f"The slowest is {facts.slowest_words(slowest)}." if slowest else ""
-    of_peak = [say(f"Together {found.words}.")] if (found := peak.peak(report)) else []
+    of_peak = [say(f"Together {top.words}.")] if (top := peak.peak(report)) else []
     return Page(str(report.path), (table, say(words), *of_peak))
 
 

@@ -28,8 +28,7 @@ EXAMPLES = """  ipu-report summary demo/training
 """
 
 BAR = 44  # characters
-# How a kind of records.KINDS is drawn in the bar, and what it is called beneath; in the order of
-# the legend.
+# How each of records.KINDS is drawn in the bar and called beneath it, in the legend's order.
 _KINDS = {
     "compute": ("#", "black on bright_blue"),
     "exchange": ("+", "black on bright_magenta"),
@@ -72,13 +71,13 @@ def _page(report: Report, each: bool = False) -> Page:
         parts += [
             Lines(_bars(proportions, bool(len(streaming_steps(report))), each)),
             Table("cycles", proportions, ()),
-        ]  # no columns: people have the bars
+        ]  # no columns: people see the bars
     if of.peak:
         frame = pd.DataFrame(of.peak.rows, columns=["part", "share"])
-        parts.append(Table("peak", frame, ()))  # people have the facts
+        parts.append(Table("peak", frame, ()))  # people see the facts
     parts.append(memory.by_ipu(report, each=each))
     if len(errors := confidence.by_class(report)):
-        parts.append(Table("cycle_error", errors, ()))  # people have the fact
+        parts.append(Table("cycle_error", errors, ()))  # people see the fact
     parts += common.mark(report)
     if of.warnings:
         parts.append(Lines(_warnings(of.warnings)))
@@ -86,7 +85,7 @@ def _page(report: Report, each: bool = False) -> Page:
 
 
 def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, ...]:
-    """The cycles of IPUs by kind, a line each; of many, one line for all whose bars are alike."""
+    """The cycles of each IPU by kind, one line each; IPUs with like bars share a line."""
     import numpy as np
 
     from ipuscope.reports import alike

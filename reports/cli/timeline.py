@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             Column("pipeline_cycles", "pipeline cycles", integer),
             Column("cycles", "cycles", integer),
         )
-        # First, for --csv, what people see as the drawing.
+        # First, for --csv: people see it as the drawing.
         parts = (
             Table("tasks", tasks, ()),
             drawing(report, args, tasks, cycles),
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def drawing(
     report: Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
 ) -> Lines:
-    """The timeline as the terminal has room for it, and which IPUs it stands for."""
+    """The timeline as wide as the terminal, and which IPUs it stands for."""
     from ipuscope.profiler.analysis.pod import shards_of
     from ipuscope.reports.tables import Lines, drawing_width, speaks_unicode
     from ipuscope.reports.text_timeline import timeline

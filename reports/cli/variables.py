@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
             common.check_ipu(report, args.ipu)
             frame = frame[frame["ipu"] == args.ipu]
         if args.role is not None:
-            known = sorted(set(report.variables["role"]))
-            if args.role not in known:
+            roles = sorted(set(report.variables["role"]))
+            if args.role not in roles:
                 raise common.CommandError(
                     f"{report.path}: nothing has the role {args.role!r}. There are:"
-                    f" {', '.join(known)}"
+                    f" {', '.join(roles)}"
                 )
             frame = frame[frame["role"] == args.role]
         if frame.empty:

@@ -152,7 +152,7 @@ def _runs(args: argparse.Namespace, paths: Sequence[Path]) -> int:
 
 
 class _Viewers:
-    """Viewers of single profiles, each a process of its own that ends with this one."""
+    """Viewers of single profiles, each a process that ends with this one."""
 
     def __init__(self, host: str, token: str) -> None:
         self._host, self._token = host, token
@@ -166,13 +166,13 @@ class _Viewers:
             process.terminate()
 
     def address_of(self, profile: Path) -> str | None:
-        """The address of a profile's viewer, which is started once; None for other machines."""
+        """The address of a profile's viewer, started once; None if others can reach this one."""
         from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
 
         if not is_loopback(self._host):
             return None
-        known = self._started.get(profile)
-        if known is None or known[1].poll() is not None:
+        viewer = self._started.get(profile)
+        if viewer is None or viewer[1].poll() is not None:
             port = free_port(self._host, 0)
             words = ["view", "--host", self._host, "--port", str(port), "--no-browser"]
             process = subprocess.Popen(
@@ -180,13 +180,13 @@ class _Viewers:
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, TOKEN_VARIABLE: self._token},
             )
-            known = f"http://{self._host}:{port}/?token={self._token}", process
-            self._started[profile] = known
-        return known[0]
+            viewer = f"http://{self._host}:{port}/?token={self._token}", process
+            self._started[profile] = viewer
+        return viewer[0]
 
 
 def _follow(args: argparse.Namespace) -> int:
-    """The newest profiles below a directory; until there is one, a page that says so."""
+    """Show the newest profiles below a directory; until there is one, a page that says so."""
     port = free_port(args.host, args.port)
     from ipuscope.viewer.app import following_app
     from ipuscope.viewer.guard import Guard
@@ -229,7 +229,7 @@ def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: i
 def ssh_forward(
     environment: Mapping[str, str], host: str, port: int, user: Callable[[], str]
 ) -> str:
-    """The command that brings the port of an SSH session to the user's machine; "" without one.
+    """The command that forwards the port of an SSH session to the user's machine; "" without one.
 
     A viewer that listens for other machines needs none. sshd gives the server's address as the
     third word of SSH_CONNECTION.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ipuscope.profiler.timeline.schedule_types import Schedule
     from ipuscope.reports.tables import Lines, Page
 
-_SLICES = 16  # of a picture of free IPUs: cells a dozen characters wide
+_SLICES = 16  # cells of a picture of free IPUs, a dozen characters each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Namespace) -> Page:
-    """The table of the schedules asked for; of one alone its pictures too. ValueError as whatif."""
+    """The schedules asked for; of a single one, also its pictures. ValueError as in `whatif`."""
     from ipuscope.planner.schedules.actions import write_csv
     from ipuscope.planner.schedules.compared import ASSUMES, compared
     from ipuscope.planner.schedules.generators import KINDS
@@ -58,13 +58,13 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     )
 
     asked = [name for one in args.schedule for name in (KINDS if one == "all" else [one])]
-    rows, found = compared(report, costs, assignment, asked, args.chunks)
-    if not found:
+    rows, results = compared(report, costs, assignment, asked, args.chunks)
+    if not results:
         raise ValueError("; ".join(rows["note"]))
     if args.schedule_csv:
         if len(asked) != 1:
             raise ValueError("--schedule-csv writes one schedule: name one with --schedule")
-        write_csv(found[asked[0]].schedule, args.schedule_csv)
+        write_csv(results[asked[0]].schedule, args.schedule_csv)
     columns = (  # those that fit 80 characters; --json and --csv have the others
         Column("schedule", "schedule", whole_text),
         Column("cycles", "cycles\nin steps"),
@@ -80,7 +80,7 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     shown = Table("schedules", answered.astype(dict.fromkeys(whole, "int64")), columns)
     today = ", ".join(answered.loc[answered["runs"] == "yes", "schedule"])
     notes.append(say(f"PopTorch can run {today or 'none of these'}."))
-    drawn = _pictures(found[asked[0]]) if len(asked) == 1 else []
+    drawn = _pictures(results[asked[0]]) if len(asked) == 1 else []
     if within := confidence.likely(report):
         notes.append(say(f"Cycles are {within}; two schedules share most of that."))
     return Page(str(report.path), (shown, *drawn, *notes, say(ASSUMES, "dim")))
