@@ -1,4 +1,4 @@
-"""What many IPUs and stages have alike, said once, so that a large machine fits a terminal.
+"""Merges the rows of IPUs and stages that are alike, so that a large machine fits a terminal.
 
 Only for people: JSON and CSV have every row.
 """
@@ -13,43 +13,43 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW = 16  # rows that are printed one by one, whatever they have
+FEW = 16  # rows that are always printed one by one
 _NEAR = 0.05  # of a tile's memory
 
 
 def spans(numbers: Sequence[int], most: int = 1) -> str:
-    """Rising numbers as ranges: ``1-15``, or ``1-15, 45 more`` of more than ``most``."""
+    """Rising numbers as ranges: ``1-15``; beyond ``most`` ranges, ``1-15, 45 more``."""
     sorted_numbers = np.asarray(numbers)
     breaks = np.flatnonzero(np.diff(sorted_numbers) > 1) + 1
     ranges = np.split(sorted_numbers, breaks)
     named, rest = ranges[:most], ranges[most:]
-    said = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in named]
+    parts = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in named]
     more = sum(map(len, rest))
-    return ", ".join([*said, *([f"{more} more"] if more else [])])
+    return ", ".join([*parts, *([f"{more} more"] if more else [])])
 
 
 def groups(keys: Sequence[Hashable]) -> list[list[int]]:
     """Positions with the same key, in the order in which keys first occur."""
-    found: dict[Hashable, list[int]] = {}
+    positions: dict[Hashable, list[int]] = {}
     for at, key in enumerate(keys):
-        found.setdefault(key, []).append(at)
-    return list(found.values())
+        positions.setdefault(key, []).append(at)
+    return list(positions.values())
 
 
 def neighbours(values: np.ndarray, limit: float) -> list[list[int]]:
     """Positions in a row whose values are within a twentieth of ``limit`` of each other."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for at in range(len(values)):
-        both = values[[*found[-1], at]] if found else values[:0]
+        both = values[[*runs[-1], at]] if runs else values[:0]
         if len(both) and both.max() - both.min() <= _NEAR * limit:
-            found[-1].append(at)
+            runs[-1].append(at)
         else:
-            found.append([at])
-    return found
+            runs.append([at])
+    return runs
 
 
 def at_most(order: np.ndarray, most: int = FEW) -> np.ndarray:
-    """Of positions in the order of what matters, the first and the last, rising; int64[<=most]."""
+    """The first and the last of positions sorted by importance, rising; int64[<=most]."""
     if len(order) <= most:
         return np.sort(order)
     half = most // 2
@@ -57,9 +57,9 @@ def at_most(order: np.ndarray, most: int = FEW) -> np.ndarray:
 
 
 def stages_alike(stages: pd.DataFrame) -> pd.DataFrame:
-    """A row for all stages of the same work; ``stash_bytes`` are of the one that keeps most.
+    """One row per group of stages with the same work; ``stash_bytes`` is the group's largest.
 
-    ``stage`` is a range, ``ipu`` and ``blocks`` are those of the first.
+    ``stage`` is a range; ``ipu`` and ``blocks`` are those of the first stage.
     """
     work = ["forward_cycles", "backward_cycles", "update_cycles", "weight_bytes"]
     rows = []
@@ -77,9 +77,9 @@ def stages_alike(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_alike(ipus: pd.DataFrame, limit: int) -> pd.DataFrame:
-    """A row for neighbours that use as much: the fullest of them, ``ipu`` their range.
+    """One row per group of neighbours with similar use: its fullest IPU, ``ipu`` as a range.
 
-    ``limit``: bytes of a tile. Of many rows, those of the fullest.
+    ``limit``: bytes of a tile. If there are many rows, only the fullest.
     """
     shown = []
     for members in neighbours(ipus["peak"].to_numpy(), limit):

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one compile: samples per second and bytes of the fullest tile, or ``error``.
+    """The outcome of a compile: samples per second and bytes of the fullest tile, or ``error``.
 
-    ``error`` is one line. ``fits`` means not out of memory; ``path`` is the profile (None if none
-    was left).
+    ``error`` is one line; ``fits``: not out of memory; ``path``: the profile, or None.
     """
 
     samples_per_second: float
@@ -34,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Script:
-    """A script with its arguments; its compiles leave their profiles below ``folder``."""
+    """A script with its arguments; each compile leaves its profile below ``folder``."""
 
     path: str
     arguments: Sequence[str]
@@ -42,7 +41,7 @@ class Script:
     kind: str  # "training" or "inference"
 
     def compiled(self, name: str, levers: Levers, basis: Basis) -> Outcome:
-        """Compile as the profile was made, with the levers applied, into the subfolder ``name``."""
+        """Compile with the profile's settings and the levers applied, into subfolder ``name``."""
         made = Provenance.of(basis.report)
         stages = None if levers.split is None else _placement(levers, basis)
         script, folder = (self.path, *self.arguments), self.folder / name
@@ -51,7 +50,7 @@ class Script:
 
 
 def _placement(levers: Levers, basis: Basis) -> dict[str, Any]:
-    """The placement of the split, with stages saving memory as the levers say."""
+    """The placement of the split, with the memory levers of each stage."""
     costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
     return placement_file(costs, assignment, sets_accumulation=False)
 
@@ -68,9 +67,9 @@ def _outcome(path: Path) -> Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One round of a search: what was compiled, what was predicted for it, and the outcome.
+    """One round of a search: what was compiled, its prediction, and the outcome.
 
-    ``name``: the subfolder of its profile and, where its split is another, its placement file.
+    ``name``: the subfolder of its profile and of its placement file, if the split changed.
     """
 
     name: str
@@ -81,11 +80,11 @@ class Step:
 
 
 def search(script: Script, first: Step, allowed: Allowed, rounds: int) -> list[Step]:
-    """Search onwards from the best compile: advise on its profile, compile the advice, and repeat.
+    """Search from the best compile: advise on its profile, compile the advice, and repeat.
 
-    A profile in another precision or with another micro-batch has the costs that were only
-    estimated before. A compile that did not fit is advised on too, since it shows how much memory
-    was missing. The search ends when no further gain is predicted.
+    A profile with another precision or micro-batch has costs that were only estimated before. A
+    compile that did not fit is advised on too: it shows how much memory was missing. The search
+    ends when no further gain is predicted.
     """
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.profiler import open_report

@@ -1,13 +1,13 @@
 """Runs as a trace in Chrome's JSON format, which Perfetto and chrome://tracing open.
 
-After the Trace Event Format
+Follows the Trace Event Format
 (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): complete events ("X")
 with times in microseconds, metadata events ("M") naming processes and threads, flow events ("s",
 "f") from a micro-batch's task on one stage to its next, counter events ("C").
 
-Perfetto counts whole nanoseconds, a modelled cycle is 0.5 to 1 of them. So starts and ends are
-rounded to nanoseconds, and a duration is what lies between: slices that follow one another never
-overlap, which Perfetto would drop.
+Perfetto counts whole nanoseconds; a modelled cycle is 0.5 to 1 ns. Starts and ends are therefore
+rounded to nanoseconds and durations are their differences: consecutive slices never overlap, which
+Perfetto would drop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ipuscope.profiler import Report
 
 Event = dict[str, Any]
-# A process for the pipeline, then one an IPU: 0 would be the idle process to some viewers.
+# A process for the pipeline, then one per IPU: some viewers take 0 for the idle process.
 PIPELINE, FIRST_IPU = 1, 2
 TASKS, STEPS, BESIDE = 1, 2, 3
 HOST = 1_000_000  # a process behind all IPUs
@@ -48,7 +48,7 @@ _COLOURS = {  # names of Catapult's palette, which both viewers know
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Converts cycles on the clock shared by all runs to the trace's time, which begins at 0."""
+    """Converts cycles on the clock of all runs to the trace's time, which begins at 0."""
 
     origin: int
     hz: float
@@ -68,7 +68,7 @@ class Clock:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Microseconds that become the same nanoseconds again when a reader such as Perfetto truncates.
+    """Microseconds that a truncating reader turns back into the same nanoseconds.
 
     1001 / 1000 x 1000 is 1000.9999999999999.
     """
@@ -83,12 +83,10 @@ def write_trace(
     iteration: int | None = None,
     steps: bool = True,
 ) -> int:
-    """Write all runs, or one, or one of its device iterations; return the number of events.
+    """Write all runs, one run, or one of its device iterations; return the number of events.
 
-    Raises OSError on failure.
-
-    With ``steps``, program steps and counters are written besides tasks. A path ending in .gz is
-    compressed, which viewers read too.
+    ``steps``: write program steps and counters besides tasks. A path ending in .gz is compressed,
+    which viewers read too. Raises OSError on failure.
     """
     about = {
         "profile": str(report.path),
@@ -109,7 +107,7 @@ def write_trace(
 
 
 def events(report: Report, run: int | None, iteration: int | None, steps: bool) -> Iterator[Event]:
-    """The events, those that name things first. Times in microseconds from the first run's begin.
+    """The events, metadata first. Times in microseconds from the start of the first run.
 
     ``run`` None: all of them, as they follow each other on the device's clock.
     """
@@ -229,7 +227,7 @@ def _tasks(tasks: pd.DataFrame, clock: Clock) -> Iterator[Event]:
 
 
 def _steps(frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """Program steps; what I/O tiles do is in their own thread, as a whole."""
+    """Program steps; those of I/O tiles share a thread of their own."""
     shown = frame[~frame["kind"].isin(["idle", records.BESIDE])]
     about = ("cycles", "step", "op", "micro_batch", "direction")
     columns = [shown[name].tolist() for name in ("ipu", "name", "kind", "start", "end", *about)]
@@ -249,8 +247,7 @@ def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
             continue
         arrow += 1
         same = {"name": f"micro-batch {batch}", "cat": "micro-batch", "id": arrow, "tid": TASKS}
-        # The arrow leaves within its slice: an end that is the next slice's begin would be bound to
-        # that one.
+        # The arrow leaves within its slice: at the end it would be bound to the next slice.
         leaves = max(clock.nanoseconds(begin), clock.nanoseconds(end) - 1)
         yield {"ph": "s", "pid": FIRST_IPU + ipu, "ts": microseconds(leaves), **same}
         arrives = clock.time(after[3])
@@ -258,9 +255,8 @@ def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
 
 
 def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """Counters of each IPU over its steps.
+    """Counters of each IPU over its steps: live bytes, busy tiles, bytes sent between IPUs.
 
-    Bytes live on all tiles, tiles at work, and bytes that a step sends over the links between IPUs.
     A value holds until the next; repeated values are left out.
     """
     frame = frame[frame["kind"] != records.BESIDE]
@@ -269,15 +265,15 @@ def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Eve
     ]
     for ipu in sorted(set(frame["ipu"].tolist())):
         steps_of_ipu = frame[frame["ipu"] == ipu]
-        known = steps_of_ipu["step"].to_numpy() >= 0
+        has_step = steps_of_ipu["step"].to_numpy() >= 0
         about = program.reindex(steps_of_ipu["step"])
         total = report.liveness(ipu)["total"].to_numpy()
         position = about["position"].fillna(0).to_numpy(np.int64)
-        over_links = (about["kind"] == "global exchange").to_numpy() & known
-        busy = np.where(known, about["active_tiles"].fillna(0), 0)
+        over_links = (about["kind"] == "global exchange").to_numpy() & has_step
+        busy = np.where(has_step, about["active_tiles"].fillna(0), 0)
         sent = np.where(over_links, about["bytes_out"].fillna(0), 0)
-        # waiting changes nothing that is live: what was so before it
-        last = np.maximum.accumulate(np.where(known, np.arange(len(steps_of_ipu)), 0))
+        # waiting changes nothing that is live: the value before it
+        last = np.maximum.accumulate(np.where(has_step, np.arange(len(steps_of_ipu)), 0))
         live = total[position[last]] if len(total) else np.zeros(len(steps_of_ipu))
         start = steps_of_ipu["start"].to_numpy()
         for name, unit, values in (

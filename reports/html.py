@@ -1,9 +1,8 @@
 """One self-contained HTML file: the main figures, interactive, without a server or a network.
 
-plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack
-them themselves (DecompressionStream). Both themes are in it: the page follows the reader's. A
-policy in the page forbids it to fetch anything, and to run any script but its own three, which it
-names by their hashes.
+plotly.js and the figures are gzipped in the page (1.5 MB instead of 4.8); browsers unpack them
+(DecompressionStream). The page follows the reader's theme, light or dark. Its policy forbids
+fetching anything, and running any script but its own three, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
-MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
+MAX_IPUS = 8  # heat maps in a report: the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
 _MOST_WAITS = 15
-_OPEN = 3  # sections that are seen at once: the summary, what to do, what an update waits for
+_OPEN = 3  # sections open at first: the summary, what to do, what an update waits for
 _SENTENCE = 60  # letters from which a table's cell wraps
 _FEW_COLUMNS = 4  # that a narrow window has room for
 _NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| (K|M|G)?i?B)?)?")
@@ -62,7 +61,7 @@ _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with a title: figures by theme, or a table. What is ``folded`` opens by a click."""
+    """A titled section: figures by theme, or a table. A click opens a ``folded`` one."""
 
     title: str
     note: str = ""
@@ -125,8 +124,8 @@ def page(report: Report) -> str:
         "@@PLOTLY@@": _packed_plotly(),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
-    # At one go: a name that looks like a mark stays a name.
-    return _MARK.sub(lambda found: filled[found[0]], _asset("report.html"))
+    # In one pass: a name that looks like a mark stays a name.
+    return _MARK.sub(lambda mark: filled[mark[0]], _asset("report.html"))
 
 
 def _sections(report: Report) -> list[Section]:
@@ -136,8 +135,8 @@ def _sections(report: Report) -> list[Section]:
     sections = [summary, _insights(report)]
     if len(report.runs):
         sections += _path(report, clock)
-    if found := peak(report):
-        sections += _from_peak(report, found)
+    if top := peak(report):
+        sections += _from_peak(report, top)
     if len(report.stages):
         sections.append(
             Section(
@@ -230,10 +229,10 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
     yield Section("The longest waits", "", table=(heads, rows))
 
 
-def _from_peak(report: Report, found: Peak) -> Iterator[Section]:
-    """The way from the peak down to MFU, and how far operators are from their ceilings."""
-    words, operators = f"{found.words}.", analysis.operators(report)
-    yield Section("From the peak to MFU", words, _themed(lambda t: figures.from_peak(found, t)))
+def _from_peak(report: Report, top: Peak) -> Iterator[Section]:
+    """The waterfall from the peak to MFU, and how far operators are from their ceilings."""
+    words, operators = f"{top.words}.", analysis.operators(report)
+    yield Section("From the peak to MFU", words, _themed(lambda t: figures.from_peak(top, t)))
     note = "What units, exchange and links of an IPU allow; operators that are alike are one point."
     figure = _themed(lambda t: figures.roofline(report, operators, t))
     yield Section("Operators below their ceilings", note, figure)
@@ -241,8 +240,8 @@ def _from_peak(report: Report, found: Peak) -> Iterator[Section]:
 
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
-    found = insights(report)
-    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in found]
+    changes = insights(report)
+    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in changes]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
         " of the fullest tile; ≤ marks a bound, ~ an estimate."
@@ -263,20 +262,20 @@ def _gain(one: Insight) -> str:
 
 
 def _lanes(report: Report) -> Lanes:
-    """The lanes of the first device iteration, with their steps where these can be drawn."""
+    """The lanes of the first device iteration, with steps if these can be drawn."""
     tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > FEW
     path = on_ipus(tasks, chain_through(tasks))
 
     cycles, none = report.pipeline_cycles(0, 0), Executed.nothing()
     shards = analysis.shards_of(report)
-    found = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
-    if not drawable(report, 0, 0, found.ipus):
-        return found
-    return found.with_steps(StepRows.of(report.executed(0, found.ipus, 0), found.ipus))
+    drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
+    if not drawable(report, 0, 0, drawn.ipus):
+        return drawn
+    return drawn.with_steps(StepRows.of(report.executed(0, drawn.ipus, 0), drawn.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:
-    """The quickest split beside the present one; nothing if no Block can move."""
+    """The quickest split beside the profiled one; nothing if no Block can move."""
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
@@ -367,21 +366,21 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(words: str, head: str, number: bool = False) -> str:
-    """Sentences wrap, numbers do not, names break behind their marks; behind a newline is code.
+    """Sentences wrap, numbers do not, names break at their separators; code follows a newline.
 
     In a narrow window a number stands below the others of its row, with its ``head``.
     """
     if number:
         named = html.escape(head, quote=True)
         return f"<td class='number' data-head='{named}'>{html.escape(words)}</td>"
-    said, _, code = words.partition("\n")
-    wraps = " class='wraps'" if len(said) > _SENTENCE or code else ""
+    text, _, code = words.partition("\n")
+    wraps = " class='wraps'" if len(text) > _SENTENCE or code else ""
     below = f"<pre>{html.escape(code)}</pre>" if code else ""
-    return f"<td{wraps}>{_breakable(said)}{below}</td>"
+    return f"<td{wraps}>{_breakable(text)}{below}</td>"
 
 
 def _breakable(words: str) -> str:
-    """Escaped text whose long names and paths may break behind their marks."""
+    """Escaped text whose long names and paths may break at their separators."""
     return " ".join(
         "<wbr>".join(map(html.escape, _BEHIND_MARKS.split(word) if len(word) > _LONG else [word]))
         for word in words.split(" ")

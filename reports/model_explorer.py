@@ -1,7 +1,7 @@
 """The model as a graph for Model Explorer, and cycles and bytes of its nodes.
 
-The graph is a collection as ``graph_builder`` of ai-edge-model-explorer documents it, the costs are
-node data as its ``node_data_builder`` does, a file each.
+The graph is a collection as documented by ``graph_builder`` of ai-edge-model-explorer; the costs
+are node data as in its ``node_data_builder``, one file each.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SHOWN = ("aten", "direction", "stage", "ipu", "total_cycles", "executions", "fl
 
 
 def write(report: Report, path: Path) -> int:
-    """Write the graph, and ``NAME.total_cycles.json`` and ``NAME.bytes.json`` beside it.
+    """Write the graph, ``NAME.total_cycles.json``, ``NAME.bytes.json``; return the number of nodes.
 
-    The result is the number of nodes. Raises OSError on failure.
+    Raises OSError on failure.
     """
     ops = operators(report).sort_index()
     ops["bytes"] = bytes_at_peak(report).reindex(ops.index).fillna(0).astype(int)

@@ -1,6 +1,6 @@
 """Cycles as stacks: module path, operator and kind of step, or source line.
 
-There are two forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
+Two forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
 flamegraph.pl, inferno and speedscope) and speedscope's own
 (www.speedscope.app/file-format-schema.json), which also has the order of time.
 """
@@ -26,13 +26,11 @@ BY = ("module", "source")
 
 
 def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
-    """The activity of each IPU in time order.
+    """The activity of each IPU in time order: ``stack`` (names, outermost first) and ``cycles``.
 
-    The columns are ``stack`` (tuple of names, outermost first) and ``cycles``. Consecutive equal
-    stacks are one row; an IPU's rows add up to the device iteration.
-
-    ``by`` is "module" (direction, module path, operator, kind of step) or "source" (direction, file
-    and line, operator, kind of step).
+    Consecutive equal stacks are one row; an IPU's rows add up to the device iteration. ``by`` is
+    "module" (direction, module path, operator, kind of step) or "source" (direction, file and line,
+    operator, kind of step).
     """
     steps = report.steps(run, iteration=iteration)
     steps = steps[steps["kind"] != records.BESIDE]
@@ -50,7 +48,7 @@ def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.Da
 
 
 def _stack(of_op: dict[int, Stack], op: int, direction: str, kind: str, name: str) -> Stack:
-    """The stack of names of a step; a step of no operator has its own name instead of a path."""
+    """The stack of names of a step; a step without an operator has its own name as its path."""
     inside = of_op.get(op)
     if inside is None:
         return (kind,) if kind == "idle" else (direction or "between", name, kind)
@@ -98,10 +96,7 @@ def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: st
 
 
 def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
-    """Write one profile per IPU in time order and return the number of samples.
-
-    Raises OSError on failure.
-    """
+    """Write a profile per IPU in time order; return the number of samples. OSError on failure."""
     frames: dict[str, int] = {}
     profiles: list[dict[str, Any]] = []
     for ipu, frame in stacks(report, run, iteration, by).items():
@@ -112,7 +107,7 @@ def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: s
         about = {"type": "sampled", "name": f"IPU {ipu}", "unit": "none", "startValue": 0}
         profiles.append({**about, "endValue": sum(cycles), "samples": samples, "weights": cycles})
     model = str(report.meta["model"]) or report.path.parent.name
-    said = {
+    content = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "name": f"{model}: cycles of a device iteration",
         "exporter": "IPUscope",
@@ -120,7 +115,7 @@ def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: s
         "shared": {"frames": list(_frames(frames))},
         "profiles": profiles,
     }
-    path.write_text(json.dumps(said), encoding="utf-8")
+    path.write_text(json.dumps(content), encoding="utf-8")
     return sum(len(profile["samples"]) for profile in profiles)
 
 

@@ -1,10 +1,10 @@
 """The output of a subcommand about a profile, in three forms: terminal, JSON and CSV.
 
-A `Page` is the output for one profile: facts, tables and styled lines. `print_pages` writes pages
-to standard output. Tables fit the terminal; without one (a pipe, a file, the log of a CI job) they
-are as wide as they need. Only names are ever shortened, in the middle, never numbers: on a terminal
-too narrow for them, lines run over. Names come from a file and may hold anything: they are printed
-as plain text, and control sequences are replaced.
+A `Page` is the output for one profile: facts, tables and styled lines; `print_pages` writes pages
+to standard output. Tables fit the terminal; elsewhere (a pipe, a file, a CI log) they are as wide
+as they need. Only names are shortened, in the middle, never numbers: on a terminal too narrow for
+them, lines run over. Names come from a file and may hold anything: they are printed as plain text,
+and control sequences are replaced.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ipuscope.profiler.units import shortened
 if TYPE_CHECKING:
     import pandas as pd
 
-DEFAULT_WIDTH = 80  # of a drawing, where standard output is no terminal
-FORMULA_SIGNS = "=+-@"  # with which a spreadsheet takes a cell for a formula
-_ENDLESS = 1 << 20  # columns of what has no limit
-_SHORTEST = 12  # columns of a name that was cut
+DEFAULT_WIDTH = 80  # of a drawing where standard output is not a terminal
+FORMULA_SIGNS = "=+-@"  # a spreadsheet takes a cell that begins with one for a formula
+_ENDLESS = 1 << 20  # columns: no limit
+_SHORTEST = 12  # columns: names are not cut further
 _BETWEEN = 2  # columns between those of a table
-_LEAST_FACT = 20  # columns of what a fact says, however narrow the terminal
+_LEAST_FACT = 20  # columns of a fact's text, however narrow the terminal
 
 Segment = tuple[str, str]  # text and rich style
 Line = Sequence[Segment]
@@ -83,10 +83,7 @@ def sentence(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: its name in the frame, its title, and its format.
-
-    The title has one or two lines.
-    """
+    """A column of a terminal table: name in the frame, title of one or two lines, format."""
 
     key: str
     title: str
@@ -99,7 +96,7 @@ class Column:
 
     @property
     def least_width(self) -> int | None:
-        """The width it may be narrowed to; None if it may not be narrowed."""
+        """The width it may be narrowed to; None if it may not."""
         if self.write not in (text, sentence):
             return None
         return max(_SHORTEST, *map(cell_len, self.title.split("\n")))
@@ -109,8 +106,8 @@ class Column:
 class Table:
     """A named frame, of which the first ``most`` rows are printed.
 
-    JSON and CSV have all its columns, the terminal only ``columns`` (none: the table is left out)
-    and, where many rows are alike, those of ``printed``.
+    JSON and CSV have all its columns, the terminal only ``columns`` (none: no table) and, where
+    many rows are alike, the rows of ``printed``.
     """
 
     name: str
@@ -147,10 +144,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only.
-
-    Sentences, which wrap between words, or a drawing, which never does.
-    """
+    """Styled text, for people only: sentences, which wrap between words, or a drawing."""
 
     lines: tuple[Line, ...]
     as_drawn: bool = False
@@ -177,13 +171,10 @@ def clean(words: str) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal on standard output; None if it is not a terminal.
-
-    ``COLUMNS`` overrides both.
-    """
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said):
-        return max(40, int(said))
+    """Columns of the terminal on standard output; None without one. ``COLUMNS`` overrides it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(40, int(columns))
     try:
         return max(40, os.get_terminal_size(sys.stdout.fileno()).columns)
     except (OSError, ValueError):  # ValueError: standard output was replaced by something else
@@ -203,7 +194,7 @@ def speaks_unicode() -> bool:
 def print_pages(pages: Sequence[Page], form: str = "text", named: bool = False) -> None:
     """Write pages to standard output; ``form`` is "text", "json" or "csv".
 
-    Text names the profile of each of several pages; if it is to be ``named``, of one, too.
+    Text names the profile of each of several pages, and of a single one if ``named``.
     """
     if form == "text":
         _print_text(pages, named or len(pages) > 1)
@@ -239,7 +230,7 @@ def _print_text(pages: Sequence[Page], named: bool) -> None:
 
 
 class _Console(Console):
-    """Leaves a reader that has seen enough (``| head``) to the command, which ends well then."""
+    """Lets the command end well when its reader closes the pipe (``| head``)."""
 
     def on_broken_pipe(self) -> None:
         """Called while the exception is handled; rich would end the process with 1."""
@@ -266,7 +257,7 @@ def _print_table(console: Console, table: Table) -> None:
         max(map(cell_len, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
     ]
     least = [one.least_width for one in table.columns]
-    for between in (_BETWEEN, 1):  # where names alone cannot make room, columns move together
+    for between in (_BETWEEN, 1):  # if shorter names do not make room, columns move together
         room = console.width - between * (len(wanted) - 1)
         widths = narrowed(wanted, least, room)
         if sum(widths) <= room:
@@ -296,7 +287,7 @@ def _print_table(console: Console, table: Table) -> None:
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
     """Widths that add up to ``room``, the longest narrowed first.
 
-    To more where all that may be narrowed is at its ``least`` (None: it may not).
+    The sum is larger if all columns are at their ``least`` (None: may not be narrowed).
     """
     widths = list(wanted)
     while sum(widths) > room:
@@ -320,13 +311,13 @@ def _cell(column: Column, value: Any) -> str:
 
 
 def _print_facts(console: Console, facts: Facts) -> None:
-    """Labels and what they say, beside each other; no blanks at the ends of lines."""
+    """Labels and values side by side; no blanks at the ends of lines."""
     shown = [fact for fact in facts.facts if fact.said]
     indent = max((cell_len(fact.label) for fact in shown), default=0) + _BETWEEN
     for fact in shown:
         label = Text(fact.label.ljust(indent), style="bold")
-        said = Text(clean(fact.said)).wrap(console, max(_LEAST_FACT, console.width - indent))
-        for line in said:
+        lines = Text(clean(fact.said)).wrap(console, max(_LEAST_FACT, console.width - indent))
+        for line in lines:
             line.rstrip()
             console.print(Text.assemble(label, line), soft_wrap=True)
             label = Text(" " * indent)
@@ -336,7 +327,7 @@ def _print_facts(console: Console, facts: Facts) -> None:
 
 
 def _print_json(pages: Sequence[Page]) -> None:
-    said: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for page in pages:
         entry: dict[str, Any] = {"profile": page.profile}
         for part in page.parts:
@@ -344,8 +335,8 @@ def _print_json(pages: Sequence[Page]) -> None:
                 entry[part.name] = list(_records(part.shown))
             elif isinstance(part, Facts):
                 entry[part.name] = {fact.key: plain(fact.value) for fact in part.facts}
-        said.append(entry)
-    print(json.dumps(said, indent=2, allow_nan=False))
+        entries.append(entry)
+    print(json.dumps(entries, indent=2, allow_nan=False))
 
 
 def _print_csv(pages: Sequence[Page]) -> None:
@@ -363,7 +354,7 @@ def _print_csv(pages: Sequence[Page]) -> None:
 def cell_text(value: Any) -> Any:
     """A cell of a CSV file, safe for terminals and for spreadsheets.
 
-    A name that begins like a formula gets a quote in front; numbers and a lone sign stay.
+    A name that begins like a formula gets a quote in front; numbers and a lone sign do not.
     """
     if not isinstance(value, str):
         return value
@@ -393,7 +384,7 @@ def _records(frame: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON: numbers that are not finite become null, numpy's become Python's."""
+    """A value for JSON: non-finite numbers become null, numpy values become Python's."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, dict):

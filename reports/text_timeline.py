@@ -1,12 +1,11 @@
 """The pipeline as text: one row per IPU, one cell per pipeline cycle.
 
-Every character of a cell is an equal part of that pipeline cycle's time and shows the longest
-activity of the IPU in it; waiting shows as dots. Cells are equally wide, whatever their cycles,
-which are in the row beneath. If there are more pipeline cycles than columns, a column stands for
-several and shows one of their activities, so that along a lane each letter is as frequent as its
-activity is long.
+Every character of a cell is an equal part of the pipeline cycle's time and shows the IPU's longest
+activity in it; dots are waiting. Cells are equally wide, whatever their cycles, which are in the
+row beneath. With more pipeline cycles than columns, a column stands for several and shows one of
+their activities, so that along a lane each letter is as frequent as its activity is long.
 
-Pure functions from the frames of a `ipuscope.profiler.Report` to styled lines.
+Pure functions from the frames of an `ipuscope.profiler.Report` to styled lines.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 Segment = tuple[str, str]  # text and rich style
 Line = tuple[Segment, ...]
 
-MAX_CELL = 12  # columns; wider cells say no more
-_PARTS, _STEPS = 8, 5  # lanes are alike where eighths of them are, in steps of a fifth
+MAX_CELL = 12  # columns; wider cells show no more
+_PARTS, _STEPS = 8, 5  # lanes are alike if each eighth is, in steps of a fifth
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ ACTIVITIES = (
     Activity("gradients of weights", "W", "black on bright_magenta"),
     IDLE,
 )
-WEIGHTS = "gradients of weights"  # a direction of its own where a schedule has them apart
+WEIGHTS = "gradients of weights"  # a direction of its own if a schedule separates them
 _BY_DIRECTION: dict[str, int] = {
     Direction.FORWARD: 0,
     Direction.BACKWARD: 1,
@@ -76,10 +75,7 @@ _ASCII = str.maketrans({"×": "x", "·": ".", "─": "-", "├": "|", "┤": "|"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns of the timeline.
-
-    ``edges`` (cycles, one more than columns) and, for each cell, its first column.
-    """
+    """Columns of the timeline: ``edges`` (cycles, columns + 1) and each cell's first column."""
 
     edges: np.ndarray
     cells: np.ndarray
@@ -89,7 +85,7 @@ class Grid:
 def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
     """At most ``columns`` columns for consecutive pipeline cycles without gaps. Units: cycles.
 
-    Equal cells if they fit; otherwise one column for each run of pipeline cycles.
+    Equal cells if they fit; otherwise one column per run of pipeline cycles.
     """
     count = len(cycle_start)
     if count == 0:
@@ -110,7 +106,7 @@ def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
 def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """For each column between ``edges``, the task that fills most of it; -1 if there is none.
 
-    ``start`` and ``end`` (cycles) are of tasks of one IPU, sorted, without overlaps.
+    ``start`` and ``end`` (cycles): the tasks of one IPU, sorted, without overlaps.
     """
     columns = len(edges) - 1
     longest = np.full(columns, -1)
@@ -132,7 +128,7 @@ def shares_of(
 ) -> np.ndarray:
     """The share of each column's time that each activity takes: float[column, activity].
 
-    Arguments as for `longest_task`, ``code`` their activities.
+    Arguments as for `longest_task`; ``code``: the activities of the tasks.
     """
     columns, waits = len(edges) - 1, ACTIVITIES.index(IDLE)
     shares = np.zeros((columns, len(ACTIVITIES)))
@@ -149,9 +145,9 @@ def shares_of(
 
 
 def in_proportion(shares: np.ndarray) -> np.ndarray:
-    """For each column an activity, each as often as it takes time in the lane (`shares_of`).
+    """An activity per column, each as often as it takes time in the lane (`shares_of`).
 
-    A column shows the activity of which, by the shares up to it, most is not shown yet.
+    A column shows the activity that is furthest behind its share so far.
     """
     shown, left = np.zeros(len(shares), dtype=np.int64), np.zeros(len(ACTIVITIES))
     for column in range(len(shares)):
@@ -168,22 +164,19 @@ def activity(kind: str, direction: str) -> int:
     return _BY_KIND.get(kind, _OTHER)
 
 
-def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
-    """A row of characters.
-
-    A task's letter, its micro-batch where there is room, and a line to its end.
-    """
+def lane(tasks: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
+    """A row of characters: a task's letter, its micro-batch if it fits, and a line to its end."""
     segments: list[Segment] = []
     at = 0
-    while at < len(found):
+    while at < len(tasks):
         last = at
-        what = int(code[found[at]]) if found[at] >= 0 else len(ACTIVITIES) - 1
+        what = int(code[tasks[at]]) if tasks[at] >= 0 else len(ACTIVITIES) - 1
         waits = ACTIVITIES[what] is IDLE
-        while last + 1 < len(found) and (found[last + 1] == found[at]):
+        while last + 1 < len(tasks) and (tasks[last + 1] == tasks[at]):
             last += 1
         length, drawn = last + 1 - at, ACTIVITIES[what]
         body = drawn.letter * length if waits else drawn.letter
-        number = "" if waits or micro_batch[found[at]] < 0 else str(int(micro_batch[found[at]]))
+        number = "" if waits or micro_batch[tasks[at]] < 0 else str(int(micro_batch[tasks[at]]))
         if number and length > len(number):
             body += number
         fill = drawn.letter if drawn.letter.islower() else "─"
@@ -211,7 +204,7 @@ def _has_room(name: str, width: int) -> bool:
 
 
 def _bracket(name: str, width: int) -> str:
-    """A phase over its columns, without its name where that would have to be cut."""
+    """A phase over its columns, without its name if that does not fit."""
     if width < 3:
         return "│".ljust(width)
     return "├" + (name if _has_room(name, width) else "").center(width - 2, "─") + "┤"
@@ -249,9 +242,9 @@ def timeline(
 ) -> list[Line]:
     """A device iteration as lines of at most ``width`` characters.
 
-    ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run,
-    i)`; ``shards``: IPUs that share the tensors of a stage, which are one row. Unless ``each``,
-    equal lanes of many IPUs are one.
+    ``tasks`` and ``cycles``: `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run, i)`;
+    ``shards``: IPUs that share a stage's tensors, drawn as one row. Unless ``each``, equal lanes of
+    many IPUs are one.
     """
     start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
     if not len(cycles):
@@ -282,7 +275,7 @@ def timeline(
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
         begin, stop = (tasks_of_lane[name].to_numpy(np.int64) for name in ("start", "end"))
         batch = tasks_of_lane["micro_batch"].to_numpy()
-        if len(cycles) > columns:  # a column is many tasks: of none of them in particular
+        if len(cycles) > columns:  # a column is many tasks: no micro-batch to name
             shares = shares_of(begin, stop, code, drawn.edges)
             of_eighths = shares[: columns // _PARTS * _PARTS].reshape(_PARTS, -1, shares.shape[1])
             look = tuple(np.rint(_STEPS * of_eighths.mean(axis=1)).astype(int).ravel().tolist())
@@ -339,10 +332,7 @@ def legend(codes: Iterable[int], width: int) -> list[Line]:
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
-    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters.
-
-    Rounding never loses the total.
-    """
+    """Shares of a whole (letter, style, 0..1) as a bar of exactly ``width`` characters."""
     edges = np.rint(np.cumsum([0.0, *(share for *_, share in shares)]) * width).astype(int)
     return tuple(
         (letter * int(count), style)
