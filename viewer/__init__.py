@@ -1,7 +1,4 @@
-"""The interactive viewer of a profile.
-
-`create_app` gives a Dash app; `ipuscope.viewer.figures` are its plots, without Dash.
-"""
+"""The interactive viewer. `create_app` gives a Dash app; `figures` are its plots, without Dash."""
 
 from __future__ import annotations
 
@@ -39,12 +36,9 @@ def create_app(
     """Return the app over one profile, or over two to compare.
 
     ``create_app(report).run()`` serves it to this machine only, unless ``guard`` says otherwise.
-
-    ``script`` is the script that wrote the profile, with its arguments; Rebalance uses it to
-    compile splits.
-
-    Dash is imported here and not with the package: the HTML report draws the same figures without
-    it.
+    Rebalance uses ``script`` (the script that wrote the profile, and its arguments) to compile
+    splits. Dash is imported here, not with the package: the HTML report draws the same figures
+    without it.
     """
     from ipuscope.viewer.app import create_app
 
@@ -52,7 +46,7 @@ def create_app(
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
-    """The viewer inside a notebook, on a free port of this machine (`ipuscope.viewer.inline`)."""
+    """The viewer in a notebook, on a free port of this machine (`ipuscope.viewer.inline`)."""
     from ipuscope.viewer.inline import show
 
     return show(report, other, height)

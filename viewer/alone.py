@@ -1,4 +1,4 @@
-"""The frame of a page that stands alone: a plan's, or that of many runs. Light and dark."""
+"""The frame of a single page, of a plan or of many runs, light and dark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipuscope.viewer import guard as guards
 from ipuscope.viewer.app import INDEX
 from ipuscope.viewer.figures import theme as themes
 
-THEME = "theme-now"  # the id of the store that has the theme's name
+THEME = "theme-now"  # the id of the store with the theme's name
 
 # A click on "Theme" changes it; the page learns which it is.
 _CHANGE = """function (clicks) {

@@ -1,4 +1,4 @@
-"""The app: the frame around the pages, the address, the theme, and how a failing page is shown."""
+"""The app: the frame around the pages, the address, the theme, and failing pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PAGES: tuple[Page, ...] = (
     pod.PAGE,
 )
 
-PAGE_KEYS = "1234567"  # what opens each
+PAGE_KEYS = "1234567"  # the keys that open them
 _MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
@@ -71,12 +71,12 @@ INDEX = """<!DOCTYPE html>
 <title>{%title%}</title>
 {%favicon%}
 <script>
-  let kept = null;
-  try { kept = localStorage.getItem('ipuscope-theme'); }
+  let stored = null;
+  try { stored = localStorage.getItem('ipuscope-theme'); }
   catch { /* a frame in another site's page, as in a notebook, may have no storage */ }
   const asked = new URLSearchParams(location.search).get('theme');
   document.documentElement.dataset.theme = ['light', 'dark'].find((one) => one === asked) ||
-    kept || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+    stored || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 </script>
 <style>@@STYLE@@</style>
 {%css%}
@@ -97,22 +97,22 @@ def create_app(
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard`` decides who is answered; without one, only this machine is. ``script`` is the
-    script that wrote the profile, with its arguments, so that Rebalance can compile splits.
+    ``guard`` decides who is answered; by default, only this machine. ``script``: the script that
+    wrote the profile, with its arguments, so that Rebalance can compile splits.
     """
     profiles = Profiles([report] if other is None else [report, other], script)
     return _app(profiles, _title(report), guard)
 
 
 def serve(app: Dash, host: str, port: int) -> None:
-    """Serve until the process is interrupted, without a word; `Dash.run` prints five lines."""
+    """Serve until the process is interrupted, silently; `Dash.run` prints five lines."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
     settle()
     run_simple(host, port, app.server, threaded=True, request_handler=_Handler)
 
 
 class _Handler(WSGIRequestHandler):
-    """Gives a thread back where a browser sends nothing more of its request."""
+    """Frees the thread of a request that the browser does not finish."""
 
     timeout = 20  # seconds
 
@@ -121,9 +121,9 @@ class _Handler(WSGIRequestHandler):
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over the profiles that runs write below a directory; it says when one is new.
+    """The viewer over the profiles that runs write below a directory; it announces a new one.
 
-    What a run writes on is drawn again by itself, another run's profile when a reader asks for it.
+    The profile of the same run is redrawn by itself, another run's only when the reader asks.
     """
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
@@ -141,7 +141,7 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
         new = None if any(clicks) else profiles.newer()
         if new is not None:
             show = html.Button("Show it", id={"toast": "show"}, className="strong", n_clicks=0)
-            there = ctx.triggered_id != "look" or not clicks  # a button that is there stays
+            there = ctx.triggered_id != "look" or not clicks  # a button already there stays
             return no_update, [html.Span(f"A new profile: {new}"), show] if there else no_update
         now = profiles.refresh()
         return no_update if now == seen else now, []
@@ -178,7 +178,7 @@ def _title(report: Report) -> str:
 
 
 def _is_listed(page: Page, profiles: Profiles) -> bool:
-    """Whether it has something to show; a profile that is gone leaves the saying to its page."""
+    """Whether the page has something to show; if the profile is gone, the page itself says so."""
     try:
         return page.shown(profiles)
     except ProfileError:
@@ -202,7 +202,7 @@ def _shell(profiles: Profiles) -> Any:
             dcc.Store(id="where"),
             dcc.Store(id="written"),
             html.A("To the page", href="#main", className="skip"),
-            dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
+            dcc.Store(id="followed"),  # the profiles shown of a followed directory
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -367,7 +367,7 @@ def _relieved(one: Relief) -> str:
 def _register(app: Dash, profiles: Profiles) -> None:
     by_path = {page.path: page for page in PAGES}
 
-    # Where the browser is and in which theme; written parameters are in the address itself by then.
+    # The browser's address and theme; written parameters are in the address by then.
     app.clientside_callback(
         ClientsideFunction("viewer", "where"),
         Output("where", "data"),
@@ -420,8 +420,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
             common.parse(where.get("search")),
             _theme(where),
         )
-        known = _params_of(app, view.page) | _params_of(app, query.NAME)
-        _refuse(view, str(where.get("search") or ""), page.name, known)
+        allowed = _params_of(app, view.page) | _params_of(app, query.NAME)
+        _refuse(view, str(where.get("search") or ""), page.name, allowed)
         try:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
@@ -443,20 +443,20 @@ def _params_of(app: Dash, page: str) -> set[str]:
         for one in (*spec["inputs"], *spec["state"])
         if one["id"].startswith("{")
     }
-    known = map(json.loads, ids)
-    named = [one for one in known if one.get("page") == page]
+    parsed = map(json.loads, ids)
+    named = [one for one in parsed if one.get("page") == page]
     return {one["param"] for one in named if isinstance(one["param"], str)}  # not ALL
 
 
-def _refuse(view: View, search: str, page: str, known: set[str]) -> None:
+def _refuse(view: View, search: str, page: str, allowed: set[str]) -> None:
     """Note what of an address no page takes."""
     if search and not view.params and search.count("&") >= common.MOST_PARAMETERS:
         there = f"an address has {common.MOST_PARAMETERS} parameters at the most"
         view.refuse("", refused.refused("address", search, there, "None of them was taken."))
     view.text("theme", view.theme.name, list(themes.THEMES))
     for name in view.params:
-        if name not in known and name not in ("theme", "profile"):
-            there = f"it takes {', '.join(sorted(known - {'profile'})) or 'none'}"
+        if name not in allowed and name not in ("theme", "profile"):
+            there = f"it takes {', '.join(sorted(allowed - {'profile'})) or 'none'}"
             words = refused.refused(f"parameter {{}} of {page}", name, there, "It is left out.")
             view.refuse(name, words)
 

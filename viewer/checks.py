@@ -24,19 +24,18 @@ _log = logging.getLogger(__name__)
 class Check:
     """The progress of a check.
 
-    ``found`` has the result of each split, the quickest that runs first; ``problem`` says why there
-    is no result.
+    ``results``: of each split, the quickest that runs first; ``problem``: why there is no result.
     """
 
     done: int = 0
     total: int = 0
     running: bool = False
-    found: tuple[Verified, ...] = ()
+    results: tuple[Verified, ...] = ()
     problem: str = ""
 
 
 class Checks:
-    """Runs one check at a time, in its own thread. ``script`` is empty if there is none to run."""
+    """Runs one check at a time, in its own thread. ``script`` is empty if there is none."""
 
     def __init__(self, script: Sequence[str] = ()) -> None:
         self.script = tuple(script)
@@ -65,10 +64,10 @@ class Checks:
             wanted = chosen(costs, shown)
             if wanted:
                 verified = verify(costs, wanted, self.script, made, progress=self._progress)
-                self._becomes(running=False, found=tuple(verified))
+                self._becomes(running=False, results=tuple(verified))
             else:
                 self._becomes(running=False, problem="no split near this one fits: none to compile")
-        except Exception as error:  # the page says it: nobody waits for this thread
+        except Exception as error:  # the page shows it: nobody waits for this thread
             _log.debug("a check failed", exc_info=True)
             self._becomes(running=False, problem=str(error) or type(error).__name__)
 
@@ -84,9 +83,9 @@ class Checks:
 
 
 def chosen(costs: Costs, shown: Assignment) -> list[Assignment]:
-    """The splits a check compiles: the one shown, if it may fit, and the quickest ones near it.
+    """The splits of a check: the one shown, if it may fit, and the quickest near it.
 
-    And the one that the page proposes, which may be onto fewer IPUs, or come back to one.
+    Also the one that the page proposes, which may use fewer IPUs, or return to one.
     """
     own = [] if what_if(costs, shown).problems else [shown]
     wanted = [*own, *_proposed(costs), *candidates(costs, shown, COUNT)]

@@ -7,13 +7,13 @@ from functools import lru_cache
 
 from flask import Response, request
 
-LEAST = 1400  # bytes: fewer are one packet anyway
+LEAST = 1400  # bytes: fewer fit one packet anyway
 _KINDS = ("text/html", "text/css", "text/plain", "application/json", "image/svg+xml")
 _SCRIPTS = ("text/javascript", "application/javascript")
 
 
 def compressed(response: Response) -> Response:
-    """The answer, compressed if it is text of some length; figures quickly, scripts once."""
+    """The answer, compressed if it is long text: figures quickly, scripts once."""
     script = response.mimetype in _SCRIPTS
     if response.status_code != 200 or not (script or response.mimetype in _KINDS):
         return response

@@ -1,10 +1,9 @@
-"""Who may ask the viewer, and what a page may do: the one boundary between a profile and a browser.
+"""Who may ask the viewer, and what a page may do: the boundary between a profile and a browser.
 
-A request must name a host that the viewer was told of (else a page elsewhere reads the profile by
-pointing its own name at this machine), come from the viewer's own pages, be small, and know the
-token of the address that was printed. A page may run only scripts that carry the nonce of its
-answer or come from the viewer, and may fetch nothing from elsewhere. docs/security.md has the whole
-of it.
+A request must name a host that the viewer was told of (otherwise a page elsewhere could read the
+profile by pointing its own name at this machine), come from the viewer's own pages, be small, and
+carry the token of the printed address. A page may only run scripts that carry the nonce of its
+answer or come from the viewer, and may fetch nothing from elsewhere. See docs/security.md.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ipuscope.viewer.compressed import compressed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "IPUSCOPE_VIEWER_TOKEN"
-MAX_BODY_BYTES = 1 << 20  # a callback's request is a few kilobytes, a figure's state the most of it
+MAX_BODY_BYTES = 1 << 20  # a callback's request is a few kilobytes, mostly a figure's state
 _EVERYWHERE = ("0.0.0.0", "::")
 _MAX_AGE_SECONDS = 7 * 24 * 3600
 _SCRIPT = re.compile(r"<script(?=[\s>])", re.IGNORECASE)
@@ -42,9 +41,9 @@ _log = logging.getLogger(__name__)
 class Guard:
     """Who the viewer answers.
 
-    ``hosts`` are the names allowed in a request's Host, without ports; ``token`` has to be in the
-    address, "" if none is needed, as in tests; with ``framed``, pages on this machine's other
-    ports, such as a notebook, may frame the viewer.
+    ``hosts``: names allowed in a request's Host, without ports; ``token``: has to be in the
+    address, "" if none is needed, as in tests; ``framed``: pages on this machine's other ports,
+    such as a notebook, may frame the viewer.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
@@ -53,10 +52,10 @@ class Guard:
 
     @classmethod
     def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
-        """The guard of a viewer that listens at an address, also known by the names in ``more``.
+        """The guard of a viewer that listens at an address, which also answers to ``more`` names.
 
-        It has a fresh token, as other users of this machine reach its ports too; or the one in
-        `TOKEN_VARIABLE`, which whoever started this process knows. When it listens everywhere
+        Its token is fresh, as other users of this machine reach its ports too, or the one in
+        `TOKEN_VARIABLE`, known to whoever started this process. If it listens everywhere
         ("0.0.0.0", "::"), this machine's names and all numeric addresses are hosts: only a name can
         be pointed at another machine.
         """
@@ -74,7 +73,7 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie for the token: two viewers on one host do not share it."""
+        """The name of the token's cookie: two viewers on one host do not share it."""
         return f"ipuscope-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
 
@@ -102,19 +101,19 @@ def _is_number(name: str) -> bool:
 
 
 class GuardedDash(Dash):
-    """A Dash app that escapes its frame and puts the answer's nonce on its inline scripts."""
+    """A Dash app that escapes its frame and puts the answer's nonce on inline scripts."""
 
     def interpolate_index(self, *, title: str = "", **parts: Any) -> str:  # type: ignore[override]
         """The page's HTML, with an escaped title and a nonce on its scripts."""
         # A brace would be taken for one of the frame's own places.
         words = html.escape(str(title)).replace("{", "&#123;")
-        words = words.encode("utf-8", "replace").decode()  # a directory's name may be no text
+        words = words.encode("utf-8", "replace").decode()  # a directory's name may not be text
         page: str = super().interpolate_index(title=words, **parts)
         return _SCRIPT.sub(f'<script nonce="{_nonce()}"', page)
 
 
 def protect(app: Dash, guard: Guard) -> None:
-    """Put the boundary around an app: checks before each request, headers after, no tracebacks."""
+    """Guard an app: checks before each request, headers after, no tracebacks."""
     app.server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
 
     @app.server.before_request
@@ -127,7 +126,7 @@ def protect(app: Dash, guard: Guard) -> None:
 
 
 def _refusal(guard: Guard) -> Response | None:
-    """The answer to a request that is not let in, saying what to do about it."""
+    """The answer to a refused request, saying what to do about it; None if it is allowed."""
     if not guard.knows(request.headers.get("Host")):
         return _plain(
             "This viewer does not answer to this name. Open the address that it printed, or start"
@@ -140,9 +139,9 @@ def _refusal(guard: Guard) -> Response | None:
     length = request.content_length
     if length is not None and length > MAX_BODY_BYTES:
         return _plain(f"A request may have {MAX_BODY_BYTES:,} bytes, and this has {length:,}.", 413)
-    known = guard.token
+    expected = guard.token
     token = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
-    if known and not secrets.compare_digest(token.encode(), known.encode()):
+    if expected and not secrets.compare_digest(token.encode(), expected.encode()):
         return _plain(
             "This viewer wants the token in the address: open the whole address that it printed"
             " when it was started.",
@@ -152,7 +151,7 @@ def _refusal(guard: Guard) -> Response | None:
 
 
 def _is_own(origin: str) -> bool:
-    """Whether an Origin matches the requested address; another port belongs to somebody else."""
+    """Whether an Origin matches the requested address; another port is somebody else's."""
     try:
         return urlsplit(origin).netloc.lower() == (request.headers.get("Host") or "").lower() != ""
     except ValueError:
@@ -186,17 +185,15 @@ def _nonce() -> str:
     return nonce
 
 
-# Whose pages may frame a viewer that a notebook shows: those of this machine, whatever their port.
+# Whose pages may frame a notebook's viewer: this machine's, on any port.
 _OWN_MACHINE = "http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:*"
 
 
 def _headers(response: Response, framed: bool = False) -> Response:
-    """No page of another origin frames the viewer or learns from it, but for a notebook's frame.
+    """Keep other origins from framing the viewer (except a notebook) or learning from it.
 
-    Its own fetch nothing elsewhere.
-
-    Styles may be inline: plotly and the tables set them, and with nothing to fetch they leak
-    nothing.
+    Its own pages fetch nothing from elsewhere. Styles may be inline: plotly and the tables set
+    them, and with nothing to fetch they leak nothing.
     """
     policy = (
         "default-src 'none'",
@@ -220,10 +217,10 @@ def _headers(response: Response, framed: bool = False) -> Response:
 
 
 def _answer_to(error: Exception) -> Response:
-    """What failed, in a line.
+    """The failure in a line.
 
-    What Dash cannot make sense of is the request's fault, not ours: our own callbacks say what is
-    wrong with them on the page.
+    What Dash cannot make sense of is the request's fault: our callbacks show their errors on the
+    page.
     """
     if isinstance(error, HTTPException):
         code = error.code or 500

@@ -19,8 +19,8 @@ from ipuscope.viewer.guard import Guard
 class Shown:
     """A viewer that runs until `close` or the end of the process; a notebook displays it.
 
-    ``address`` is reachable from this machine only. A notebook on another machine shows a link in
-    place of the frame's content unless the port is forwarded.
+    ``address`` is reachable from this machine only. A notebook on another machine shows a link
+    instead unless the port is forwarded.
     """
 
     address: str
@@ -41,10 +41,7 @@ class Shown:
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
-    """Show the viewer of a report (or two, compared) on a free port of this machine.
-
-    ``height`` is that of its frame, in pixels.
-    """
+    """Show the viewer of a report (or two, compared) in a frame ``height`` pixels high."""
     app = create_app(report, other, Guard(framed=True))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
     server = make_server("127.0.0.1", 0, app.server, threaded=True)

@@ -112,10 +112,10 @@ def _stages(mapping: Mapping) -> list[str]:
 
 def _cycles(one: Candidate) -> str:
     """Predicted, compiled, and how near an IPU's they likely are."""
-    said = f"{one.cycles:,} predicted"
+    text = f"{one.cycles:,} predicted"
     if one.obtained is not None:
-        said += f", {one.obtained.cycles:,} compiled"
-    return f"{said}, likely within {one.error:.0%}" if one.error else said
+        text += f", {one.obtained.cycles:,} compiled"
+    return f"{text}, likely within {one.error:.0%}" if one.error else text
 
 
 def command_of(plan: Plan, one: Candidate, path: str) -> str:

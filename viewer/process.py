@@ -6,11 +6,11 @@ import gc
 
 
 def settle() -> None:
-    """Let the garbage collector leave alone what is loaded by now, a million objects that stay.
+    """Exempt the million objects loaded by now, which stay, from garbage collection.
 
-    A pass over them takes 70 ms, and would fall into one answer or another. A pass over all
-    that came since takes as long as a small answer, and comes seldom; those over what is young, of
-    which most goes at once, stay as often as they are.
+    A pass over them takes 70 ms and would delay some answer. A pass over all newer objects takes as
+    long as a small answer, and is rare; passes over young objects, most of which go at once, stay
+    as frequent as they are.
     """
     gc.collect()
     gc.freeze()

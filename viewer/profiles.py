@@ -1,7 +1,4 @@
-"""The one or two profiles a viewer shows.
-
-Nothing else on disk is ever opened, whatever an address says.
-"""
+"""The one or two profiles a viewer shows. Whatever an address says, no other file is opened."""
 
 from __future__ import annotations
 
@@ -21,29 +18,26 @@ from ipuscope.viewer.checks import Checks
 
 T = TypeVar("T")
 PROFILE = "profile.pop"
-_KEPT = 32  # things made from a report: lanes ready to be drawn and the like
+_KEPT = 32  # cached results made from a report, such as lanes to be drawn
 
 
 class Profiles:
     """Reports by position. One whose file was rewritten since is opened again."""
 
     def __init__(self, reports: list[Report], script: Sequence[str] = ()) -> None:
-        """``script``: with its arguments, what the user lets the viewer compile splits of."""
+        """``script``, with its arguments: the user lets the viewer compile splits of it."""
         self.checks = Checks(script)
         self._reports = reports
         self._stamps = [_stamp(report) for report in reports]
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
-        self._making: dict[Hashable, threading.RLock] = {}  # what a thread is at
+        self._making: dict[Hashable, threading.RLock] = {}  # what threads are making now
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._reports)
 
     def get(self, position: int = 0) -> Report:
-        """The report at a position; the first report if there is none.
-
-        Raises ProfileError if its file is gone.
-        """
+        """The report at a position, else the first. ProfileError if its file is gone."""
         with self._lock:
             at = position if 0 <= position < len(self._reports) else 0
             report = self._reports[at]
@@ -63,18 +57,17 @@ class Profiles:
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
         """The result of ``make``, cached for the latest few keys.
 
-        A thread that asks for what another is making waits for it; one that asks for anything else
-        does not.
+        A thread waits only for another that is making the same.
         """
         whole = (id(report), key)
         with self._lock:
             if whole in self._made:
-                return self._known(whole)
+                return self._cached(whole)
             making = self._making.setdefault(whole, threading.RLock())
         with making:
             with self._lock:
                 if whole in self._made:
-                    return self._known(whole)
+                    return self._cached(whole)
             answer = make()
             with self._lock:
                 self._made[whole] = answer
@@ -83,7 +76,7 @@ class Profiles:
                     self._made.popitem(last=False)
             return answer
 
-    def _known(self, whole: Hashable) -> Any:
+    def _cached(self, whole: Hashable) -> Any:
         self._made.move_to_end(whole)
         return self._made[whole]
 
@@ -91,7 +84,7 @@ class Profiles:
 class FollowedProfiles(Profiles):
     """The newest profile below a directory and the one before it, as runs write them.
 
-    What is being written for the first time counts too (`profile.pop.partial`): it says what is
+    A profile that is still being written counts too (`profile.pop.partial`): it says what is
     missing.
     """
 
@@ -115,9 +108,9 @@ class FollowedProfiles(Profiles):
         return f"One that a run writes is shown by itself: ipu-run --profile-dir {folder} train.py"
 
     def newer(self) -> str | None:
-        """The directory of another run's profile, newer than those shown; None without one.
+        """The directory of a newer profile of another run; None if there is none.
 
-        A run's partial file and what it publishes are of one directory.
+        A run's partial file and its final one are in the same directory.
         """
         with self._lock:
             shown = [report.path.parent for report in self._reports]
@@ -128,16 +121,16 @@ class FollowedProfiles(Profiles):
             return os.path.relpath(newest.parent, self.directory)
 
     def refresh(self) -> str:
-        """Look for what is new; what tells this state of the directory from others, "" of none."""
+        """Look for new profiles; return what identifies the directory's state, "" if empty."""
         with self._lock:
-            known = {report.path: report for report in self._reports}
+            already_open = {report.path: report for report in self._reports}
             newest = []
             for path in _newest(self.directory):
-                with contextlib.suppress(ProfileError):  # it was just begun, or is gone again
-                    newest.append(known.get(path) or open_report(path))
+                with contextlib.suppress(ProfileError):  # just begun, or gone again
+                    newest.append(already_open.get(path) or open_report(path))
                 if len(newest) == 2:
                     break
-            if [report.path for report in newest] != list(known):
+            if [report.path for report in newest] != list(already_open):
                 self._reports = newest
                 self._stamps = [_stamp(report) for report in newest]
                 self._made.clear()
@@ -145,7 +138,7 @@ class FollowedProfiles(Profiles):
 
 
 def _newest(directory: Path) -> list[Path]:
-    """Profiles below a directory outside hidden folders, the most recently written first."""
+    """Profiles below a directory, except in hidden folders, newest first."""
     times: dict[Path, int] = {}
     for here, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -159,7 +152,7 @@ def _newest(directory: Path) -> list[Path]:
 def _stamp(report: Report) -> tuple[int, ...] | None:
     """Identifies one version of a file; None if there is no file.
 
-    A partial file whose run has ended is another than the same while the run goes on.
+    A partial file changes its stamp when its run ends.
     """
     try:
         state = os.stat(report.path)

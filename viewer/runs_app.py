@@ -17,7 +17,7 @@ from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.pages import common, tables
 from ipuscope.viewer.pages.tables import Column
 
-# The address of a viewer of a profile; None where there can be none from here
+# The address of a profile's viewer; None if there can be none from here
 Opener = Callable[[Path], str | None]
 
 _RANK = Column("rank", "", ",.0f", width=60)
@@ -35,36 +35,37 @@ _AXIS = 150  # pixels of an axis and its name
 def create_runs_app(
     runs: pd.DataFrame, name: str, opener: Opener, guard: guards.Guard | None = None
 ) -> Dash:
-    """The viewer of `ipuscope.profiler.analysis.runs.runs`. ``name``: of their folder."""
+    """The viewer of `ipuscope.profiler.analysis.runs.runs`. ``name``: their folder's."""
     settings = settings_of(runs)
     over = int((~runs["fits"]).sum())
     names = ", ".join(map(str, settings))
-    said = f"{len(runs)} runs; {f'{names} differ' if names else 'nothing differs'}"
-    said += f"; {over} out of memory" if over else ""
+    note = f"{len(runs)} runs; {f'{names} differ' if names else 'nothing differs'}"
+    note += f"; {over} out of memory" if over else ""
     shown = runs.assign(memory=["fits" if fits else "out of memory" for fits in runs["fits"]])
-    app = rows_app(f"Runs of {name}", said, shown, settings, guard=guard)
+    app = rows_app(f"Runs of {name}", note, shown, settings, guard=guard)
     register(app, shown, settings, lambda at: opened(runs.iloc[at], opener))
     return app
 
 
 def rows_app(
     title: str,
-    said: str,
+    note: str,
     rows: pd.DataFrame,
     settings: pd.DataFrame,
     above: Sequence[Any] = (),
     first: Any = (),
     guard: guards.Guard | None = None,
 ) -> Dash:
-    """A page of alternatives: lines through settings and measures, a table, what a click opens.
+    """A page of alternatives: lines through settings and measures, a table, a click to open one.
 
-    ``rows`` has columns of `_MEASURES`; ``above``: cards before; ``first``: what is open at first.
+    ``rows`` has columns of `_MEASURES`; ``note``: below the title; ``above``: cards on top;
+    ``first``: what is open at first.
     """
 
     def body(theme: themes.Theme) -> Any:
         return [*above, *_body(rows, settings, first, theme)]
 
-    head = [html.H1(title), html.P(said, className="note")]
+    head = [html.H1(title), html.P(note, className="note")]
     return page_alone(title, head, body, guard)
 
 
@@ -111,7 +112,7 @@ def _column(field: str, name: str, values: pd.Series) -> Column:
 def register(
     app: Dash, rows: pd.DataFrame, settings: pd.DataFrame, opened: Callable[[int], Any]
 ) -> None:
-    """Register the callbacks of `rows_app`. ``opened``: what a click on a row shows below it."""
+    """Register the callbacks of `rows_app`. ``opened``: shown below a row that is clicked."""
 
     @app.callback(
         Output("runs-opened", "children"),
@@ -121,10 +122,10 @@ def register(
     )
     def open_run(cell: Any, click: Any) -> Any:
         by_line = ctx.triggered_id == "runs-lines"
-        if not (click if by_line else cell):  # a change of theme makes both anew
+        if not (click if by_line else cell):  # a change of theme redraws both
             return no_update
-        said = click["points"][0]["customdata"] if by_line else cell.get("rowId")
-        position = common.whole(said, -1, 0, len(rows) - 1)
+        number = click["points"][0]["customdata"] if by_line else cell.get("rowId")
+        position = common.whole(number, -1, 0, len(rows) - 1)
         return no_update if position < 0 else opened(position)
 
     @app.callback(
@@ -134,8 +135,8 @@ def register(
         prevent_initial_call=True,
     )
     def filtered(shown: Any, name: Any) -> Any:
-        kept = [common.whole(row.get("id"), -1, 0, len(rows) - 1) for row in shown or ()]
-        some = rows.iloc[sorted({one for one in kept if one >= 0})]
+        positions = [common.whole(row.get("id"), -1, 0, len(rows) - 1) for row in shown or ()]
+        some = rows.iloc[sorted({one for one in positions if one >= 0})]
         return figures.coordinates(some, settings, themes.theme(name))
 
 

@@ -60,11 +60,11 @@ class Compiler:
         return sorted(verified, key=lambda one: one.cycles)
 
 
-def finished(found: Checks) -> Any:
+def finished(checks: Checks) -> Any:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon and "_run" in thread.name:
             thread.join(60)
-    return found.now
+    return checks.now
 
 
 def test_the_shown_split_is_compiled_and_the_quickest_near_it(
@@ -83,7 +83,7 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
     assert compiler.wanted[0] == profiled(costs) and len(set(compiler.wanted)) <= COUNT
     proposed = quickest(costs).prediction.assignment
     assert len(set(proposed.ipus)) < len(set(costs.ipus)) and proposed in compiler.wanted
-    assert now.done == now.total == len(now.found) == len(compiler.wanted)
+    assert now.done == now.total == len(now.results) == len(compiler.wanted)
 
 
 def test_what_goes_wrong_is_said(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ Asked = Callable[[Any, Any], tuple[Costs, Assignment, Provenance]]
 
 
 def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
-    """Callbacks. ``asked``: costs, split and provenance, by an address's profile and starts."""
+    """Register callbacks. ``asked``: costs, split and provenance, by an address's parameters."""
     if not profiles.checks.script:
         return
 
@@ -66,7 +66,7 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
         costs, split, made = asked(profile, starts)
         profiles.checks.begin(costs, split, made)
         set_props(CHECKING, {"disabled": False})
-        return _said(profiles.checks.now, len(costs))
+        return _result(profiles.checks.now, len(costs))
 
     @app.callback(
         Output(CHECKED, "children", allow_duplicate=True),
@@ -79,25 +79,25 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
     def look(_: Any, starts: Any, profile: Any) -> Any:
         now = profiles.checks.now
         costs, _, _ = asked(profile, starts)
-        return _said(now, len(costs)), not now.running
+        return _result(now, len(costs)), not now.running
 
 
-def _said(check: Check, blocks: int) -> Any:
+def _result(check: Check, blocks: int) -> Any:
     if check.problem:
         return common.message(sentence(check.problem) + ".", "error")
     if check.running:
         count = f"{check.done} of {check.total}" if check.total else "the splits"
         return common.message(f"Compiling {count} ...")
-    if not check.found:
+    if not check.results:
         return common.message("Nothing was compiled yet.")
-    first = check.found[0]
+    first = check.results[0]
     lead = (
         html.P(["None of them runs."])
         if first.problem
         else html.P(
             [
                 f"{first.prediction.assignment.named(blocks)} is the quickest"
-                f" {_of_compiled(len(check.found))}: ",
+                f" {_of_compiled(len(check.results))}: ",
                 dcc.Link(
                     "show it",
                     href=f"/rebalance?starts={in_address(first.prediction.assignment)}",
@@ -109,7 +109,7 @@ def _said(check: Check, blocks: int) -> Any:
     table = html.Table(
         [
             html.Thead(html.Tr([_head(words) for words in heads])),
-            html.Tbody([_row(one, blocks) for one in check.found]),
+            html.Tbody([_row(one, blocks) for one in check.results]),
         ],
         className="plain",
     )
