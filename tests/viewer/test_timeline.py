@@ -416,14 +416,14 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
     view = view_of(report, "memory", ipu="99", tile="5000")
     common.ipu_choice(view)
     common.number_field(view, "tile", "tile", 0, 15)
-    assert view.said == {
+    assert view.refusals == {
         "ipu": "There is no IPU 99: there are 0 to 3. This is 0; choose in “IPU”.",
         "tile": "There is no tile 5000: there are 0 to 15. This is none.",
     }
     fine = view_of(report, "memory", ipu="1", tile="5")
     common.ipu_choice(fine)
     common.number_field(fine, "tile", "tile", 0, 15)
-    assert fine.said == {}
+    assert fine.refusals == {}
 
 
 @pytest.mark.parametrize(("later", "height"), [(True, "500px"), (False, "142px")])

@@ -1,9 +1,7 @@
-"""Bar charts without plotly.
+"""Bar charts without plotly, so that the first page need not wait for the browser to load it.
 
-The summary uses them, so that the first page need not wait for the browser to load plotly.
-
-They are drawn from the same figures as on the other pages (`ipuscope.viewer.figures`), which decide
-what a chart says. assets/viewer.js saves them like any figure.
+They show the same figures as other pages (`ipuscope.viewer.figures`); assets/viewer.js saves them
+like any figure.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from ipuscope.viewer.figures.bars import SPACER
 from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.pages import common
 
-_WORDS = 0.3  # of the width: a bar that is shorter has its words behind it
+_WORDS = 0.3  # of the width: a shorter bar has its text behind it
 _TICKS = 6  # at the most
 
 

@@ -1,4 +1,4 @@
-"""What makes an update slow or a tile full, the largest gain first, each with its change."""
+"""What makes an update slow or a tile full, largest gain first, each with its change."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
     @app.callback(Output(id, "children"), *common.param_input(page, "profile", "batch"))
     def show(profile: Any, batch: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        known = profiles.made(report, "insights", lambda: insights(report))
-        found = [one for one in known if batch == "change" or not one.changes_batch]
-        hidden = len(known) - len(found)
-        if not found:
+        every = profiles.made(report, "insights", lambda: insights(report))
+        shown = [one for one in every if batch == "change" or not one.changes_batch]
+        hidden = len(every) - len(shown)
+        if not shown:
             beside = f"; {units.count(hidden, 'change')} of the batch left out" if hidden else ""
             return common.message(f"No change is known that makes it faster or smaller{beside}.")
         clock = Clock(report.target.clock_hz)
-        rows = html.Ol([_cause(one, clock) for one in found[:_MOST]], className="insights")
+        rows = html.Ol([_cause(one, clock) for one in shown[:_MOST]], className="insights")
         likely = confidence.likely(report)
-        said = [f"Gains are of {analysis.turn(report).removeprefix('of ')}."]
-        said += [f"Cycles are {likely}."] if likely else []
-        said += [f"{units.count(hidden, 'change')} of the batch left out."] if hidden else []
-        return [rows, html.P(" ".join(said), className="note")]
+        notes = [f"Gains are of {analysis.turn(report).removeprefix('of ')}."]
+        notes += [f"Cycles are {likely}."] if likely else []
+        notes += [f"{units.count(hidden, 'change')} of the batch left out."] if hidden else []
+        return [rows, html.P(" ".join(notes), className="note")]
 
 
 def _cause(one: Insight, clock: Clock) -> Any:

@@ -1,8 +1,7 @@
-"""The building blocks of pages: parameters kept in the address, cards, figures with tools, tables.
+"""The building blocks of pages: parameters in the address, cards, figures with tools, tables.
 
 A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in
-``value``: one browser-side callback writes them all into the address, so that the address restores
-the page.
+``value``: one browser-side callback writes all of them to the address, which restores the page.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from ipuscope.viewer.pages import refused
 from ipuscope.viewer.profiles import Profiles
 
 Children = Any
-# Parameters that are the number of something, in words.
-_SAID = {
+# Parameters that number something, in words.
+_NOUNS = {
     "ipu": "IPU",
     "run": "call",
     "iteration": "device iteration",
@@ -36,8 +35,8 @@ _SAID = {
 }
 MOST_PARAMETERS = 50  # of an address
 _MOST_STAGES_NAMED = 4  # of an IPU in a choice
-FEW_ROWS = 40  # operators whose groups are open at first
-MANY_OPERATORS = 1500  # beyond which a page begins with groups of them
+FEW_ROWS = 40  # operators: up to so many, groups are open at first
+MANY_OPERATORS = 1500  # beyond so many, a page begins with groups of them
 BARE_CONFIG: Any = {
     "displaylogo": False,
     "showSendToCloud": False,  # plotly's own button would upload a profile's figure
@@ -59,7 +58,7 @@ class View:
     page: str
     params: dict[str, str]
     theme: Theme
-    said: dict[str, str] = field(default_factory=dict)  # refused parameters, and in what words
+    refusals: dict[str, str] = field(default_factory=dict)  # refused parameters, and in what words
 
     @property
     def report(self) -> Report:
@@ -76,12 +75,12 @@ class View:
     ) -> str:
         """A parameter; the default if it is missing or, with a note on the page, not allowed.
 
-        ``label``: the name of the control that has what is allowed.
+        ``label``: the name of the control that lists the allowed values.
         """
         value = self.params.get(name, default)
         if allowed is None or value in allowed:
             return value
-        noun, control = _SAID.get(name), f"“{label or name}”"
+        noun, control = _NOUNS.get(name), f"“{label or name}”"
         there = refused.names([one for one in allowed if one != "none" or not noun])
         now = {"none": "None is chosen", "all": "All are shown"}.get(default, f"This is {default}")
         if noun is None:
@@ -92,22 +91,22 @@ class View:
         return default
 
     def refuse(self, name: str, words: str) -> None:
-        """Note, above the page, why a parameter is not as the address has it."""
-        self.said.setdefault(name, words)
+        """Note, above the page, why a parameter of the address is ignored."""
+        self.refusals.setdefault(name, words)
 
     def number(
         self, name: str, default: int, low: int = 0, high: int = 1 << 40, none: str = ""
     ) -> int:
         """A whole number within bounds; otherwise the default, with a note on the page.
 
-        ``none``: what is shown where the default is out of bounds, which is no number.
+        ``none``: what is shown if the default, out of bounds, stands for no number.
         """
         word = self.params.get(name, "")
         number = whole(word, low - 1, low, high)
         if word and number < low:
             there = refused.numbers(low, high) if high < 1 << 40 else f"they begin with {low}"
             then = f"This is {default}." if default >= low else f"This is {none or 'none'}."
-            self.refuse(name, refused.refused(_SAID.get(name, name), word, there, then))
+            self.refuse(name, refused.refused(_NOUNS.get(name, name), word, there, then))
         return default if number < low else number
 
     def clock(self) -> Clock:
@@ -116,7 +115,7 @@ class View:
 
 
 def whole(value: object, default: int, low: int = 0, high: int = 1 << 40) -> int:
-    """A whole number within bounds from untrusted browser input; the default if it is not one."""
+    """A whole number within bounds from untrusted browser input; otherwise the default."""
     try:
         number = float(str(value))
         exact = int(number)
@@ -138,7 +137,7 @@ class Page:
 
 
 def parse(search: str | None) -> dict[str, str]:
-    """The parameters of an address, the last value of each; none if it has no query."""
+    """The parameters of an address, the last value of each."""
     try:
         pairs = parse_qs((search or "").lstrip("?"), max_num_fields=MOST_PARAMETERS)
     except ValueError:
@@ -150,7 +149,7 @@ def parse(search: str | None) -> dict[str, str]:
 
 
 def param_id(page: str, name: str) -> dict[str, str]:
-    """The id of a page's control, which puts its state into the address."""
+    """The id of a page's control, whose state goes into the address."""
     return {"page": page, "param": name}
 
 
@@ -174,7 +173,7 @@ def hidden(
 ) -> Children:
     """State without a visible control, such as the position of a zoom.
 
-    ``check`` has words for a value that there is not: the default is taken in its place.
+    ``check`` returns why a value is invalid; the default then replaces it.
     """
     value = view.params.get(name, default)
     if value != default and check is not None and (words := check(value)):
@@ -185,7 +184,7 @@ def hidden(
 
 def only(view: View, name: str, value: str) -> Children:
     """State of which there is one value; others are refused."""
-    noun = _SAID.get(name, name)
+    noun = _NOUNS.get(name, name)
     return hidden(
         view,
         name,
@@ -299,7 +298,7 @@ def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
 
 
 def other_switch(view: View, label: str = "the other profile") -> Children:
-    """With two profiles, whether the one that is not chosen is shown beside it."""
+    """With two profiles, whether the other one is shown beside the chosen one."""
     if len(view.profiles) < 2:
         return hidden(view, "other", "hide")
     return switch(view, "other", label, (("hide", "hide"), ("show", "show")), "hide")
@@ -318,7 +317,7 @@ def control(label: str, child: Children) -> Children:
 
 
 def controls(view: View, *children: Children) -> Children:
-    """A page's controls; with two profiles, which one is the first of them."""
+    """A page's controls; with two profiles, first the choice between them."""
     which: list[Children] = []
     if len(view.profiles) > 1:
         folders = [view.profiles.get(at).path.parent for at in range(len(view.profiles))]
@@ -330,7 +329,7 @@ def controls(view: View, *children: Children) -> Children:
 
 
 def apart(folders: Sequence[Path]) -> list[str]:
-    """The ends of paths, as short as tells one from another: ``training`` or ``first/training``."""
+    """The shortest ends of paths that differ: ``training`` or ``first/training``."""
     longest = max(len(folder.parts) for folder in folders)
     for length in range(1, longest + 1):
         ends = ["/".join(folder.parts[-length:]) for folder in folders]
@@ -403,7 +402,7 @@ def _data(name: str, value: str) -> dict[str, Any]:
 
 
 def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any) -> Children:
-    """A figure with the tools that all have. Given no figure, a callback draws it."""
+    """A figure with the common tools. Without ``figure``, a callback draws it."""
     settings: Any = {**GRAPH_CONFIG, **config}
     return dcc.Loading(
         dcc.Graph(
@@ -433,7 +432,7 @@ def source_link(file: Any, line: Any) -> Children:
 
 
 def drawer(*parts: tuple[str, Children]) -> Children:
-    """What is docked at the bottom of a page: its details, each with a title."""
+    """Details docked at the bottom of a page, each with a title."""
     named: Any = {"aria-label": "Height of the details", "aria-orientation": "horizontal"}
     named |= {
         "aria-valuemin": "38",
@@ -450,9 +449,9 @@ def statements(code: Sequence[str]) -> Children:
 
 
 def filled(id: str, awaited: bool = False) -> Children:
-    """What a callback fills, dimmed while that takes over 200 ms.
+    """An element that a callback fills, dimmed while that takes over 200 ms.
 
-    ``awaited``: the page is not drawn before something is in it (`screenshots.settled`).
+    ``awaited``: the page counts as drawn only when it is filled (`screenshots.settled`).
     """
     dimmed = {"visibility": "visible", "opacity": 0.5}
     return dcc.Loading(
@@ -472,7 +471,7 @@ def figure_card(
     controls: Sequence[Children] = (),
     below: Sequence[Children] = (),
 ) -> Children:
-    """A card with a title, a note, its own controls, a figure, and what is below it."""
+    """A card with a title, a note, its own controls, a figure, and elements below it."""
     above = [html.Div(list(controls), className="controls")] if controls else []
     return card(title, *above, graph(id, figure, height), *below, note=note, tools=True)
 
@@ -507,15 +506,15 @@ def message(words: str, kind: str = "note") -> Children:
 
 
 def misfits(view: View) -> list[Children]:
-    """What the address asks for that the page cannot show, each until its parameter changes."""
+    """What the page cannot show of the address, each until its parameter changes."""
     return [
         html.Div(words, className="message warning", role="status", **_data("refused", name))
-        for name, words in view.said.items()
+        for name, words in view.refusals.items()
     ]
 
 
 def failure(error: BaseException) -> Children:
-    """What is shown in place of a page that failed: the cause, no traceback."""
+    """Replaces a page that failed: the cause, no traceback."""
     return card("This cannot be shown", message(str(error), "error"))
 
 
@@ -536,8 +535,7 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
 
 # -- zooming ---
 
-# Where an axis of a figure was zoomed or dragged to, in its units divided by ``meta.scale``; "" for
-# all of it. Beyond the ends, where a drag may have gone, there is nothing.
+# Where an axis was zoomed or dragged to, in units of ``meta.scale``; "" for all, cut at the ends.
 _ZOOM = """
 function(relayout, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
@@ -565,8 +563,9 @@ def zoomable(
 ) -> None:
     """Tell the browser how to request another part of a figure.
 
-    It needs the page's parameters, the one for the x-axis (``x``), the unit of that axis, and the
-    total length (``end``); ``y`` is that of the other axis, where it can be zoomed, too.
+    It needs the page, the names of the x-axis's parameters (``x``), the unit of that axis
+    (``scale``) and its length (``end``); ``y`` is the length of the other axis, if that can be
+    zoomed too.
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y is not None:
@@ -599,18 +598,18 @@ def window(low: object, high: object, end: int) -> tuple[float, float] | None:
 
 
 def no_window(low: object, high: object, end: int, noun: str) -> str:
-    """Why a zoom is not, or not wholly, what is shown; "" where it is, or none is asked for.
+    """Why a zoom is not, or only partly, shown; "" if it is, or none is asked for.
 
     ``noun``: what is counted, such as cycles.
     """
     asked = [str(one) if one not in (None, "") else "" for one in (low, high)]
     if not any(asked):
         return ""
-    found, there = window(low, high, end), refused.numbers(0, end, noun)
+    shown, there = window(low, high, end), refused.numbers(0, end, noun)
     ends = [whole(one, -1, 0, end) for one in asked]
-    if found is not None and found == tuple(ends):
+    if shown is not None and shown == tuple(ends):
         return ""
-    if found is None and min(ends) >= 0:
+    if shown is None and min(ends) >= 0:
         there = "it ends where it begins" if ends[0] == ends[1] else "it ends before it begins"
-    then = "All is shown." if found is None else f"This is {found[0]:,.0f} to {found[1]:,.0f}."
+    then = "All is shown." if shown is None else f"This is {shown[0]:,.0f} to {shown[1]:,.0f}."
     return refused.refused("window from {} to {}", tuple(asked), there, then)

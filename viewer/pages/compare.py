@@ -105,8 +105,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def back(clicks: list[int | None]) -> Any:
-        known = any(clicks) and isinstance(ctx.triggered_id, dict)
-        return ctx.triggered_id["compared"] if known else no_update
+        clicked = any(clicks) and isinstance(ctx.triggered_id, dict)
+        return ctx.triggered_id["compared"] if clicked else no_update
 
     @app.callback(
         Output("compare-path", "figure"),
@@ -123,8 +123,8 @@ def register(app: Dash, profiles: Profiles) -> None:
             return common.nothing(theme, "One of them holds no schedule."), []
         if not len(frame):
             words = refused.refused("part", at, "neither path has it", "Go back to all.")
-            said = [_trail(here), common.message(words, "warning")]
-            return common.nothing(theme, "There is nothing to compare."), said
+            parts = [_trail(here), common.message(words, "warning")]
+            return common.nothing(theme, "There is nothing to compare."), parts
         ends = (float(frame["cycles_a"].sum()), float(frame["cycles_b"].sum()))
         return bars.between(frame, ends, clock, theme), _trail(here)
 
@@ -185,7 +185,7 @@ def _measures(a: Report, b: Report) -> Any:
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
-        both = [_said(value, row.unit) for value in (row.a, row.b)]
+        both = [_amount(value, row.unit) for value in (row.a, row.b)]
         cells = [*both, _change(row.difference, row.unit), ratio]
         rows.append(
             html.Tr(
@@ -200,10 +200,10 @@ def _measures(a: Report, b: Report) -> Any:
 
 def _change(value: float, unit: str) -> str:
     """A difference with its sign, as the table of operators has it."""
-    return ("+" if value > 0 else "") + units.minus(_said(value, unit))
+    return ("+" if value > 0 else "") + units.minus(_amount(value, unit))
 
 
-def _said(value: float, unit: str) -> str:
+def _amount(value: float, unit: str) -> str:
     if value != value:
         return "–"
     if unit == "bytes":

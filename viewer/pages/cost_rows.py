@@ -1,4 +1,4 @@
-"""The rows of the tree table of costs: modules, operators, their steps; or the program's nodes."""
+"""The rows of the tree table of costs: modules, operators, steps; or the program's nodes."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ _OF_OPERATOR = [one.name for one in COLUMNS[1:]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an address asks the table for. ``stage`` -1: all; ``at``: the part of the flame graph.
+    """What an address asks of the table. ``stage`` -1: all; ``at``: a part of the flame graph.
 
-    ``toggled``: ids of rows that are opened: ``g`` and the number of a group, ``o`` and the id of
-    an operator, ``n`` and that of a node of the program.
+    ``toggled``: ids of opened rows: ``g`` and a group's number, ``o`` and an operator's id, ``n``
+    and the id of a node of the program.
     """
 
     order: str = "module"
@@ -117,15 +117,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Shown:
-    """The visible rows, their columns, and how many there are, in words."""
+    """The visible rows, their columns, and a sentence about how many there are."""
 
     rows: list[dict[str, Any]]
     columns: Sequence[Column]
-    said: str
+    note: str
 
 
 def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wanted) -> Shown:
-    """The visible rows of the table; beside those of ``other``, where it is given."""
+    """The visible rows of the table; compared with those of ``other``, if given."""
     if wanted.order == PROGRAM:
         return _of_program(profiles, report, wanted)
 
@@ -136,15 +136,15 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
 
     tree = made(report)
     before = {} if other is None else made(other).cycles_by_path
-    rows, found = tree.shown(wanted, report, before if other is not None else None)
+    rows, hits = tree.shown(wanted, report, before if other is not None else None)
     columns = COLUMNS if other is None else (*COLUMNS[:3], *_OTHER, *COLUMNS[3:])
     count = len(tree.frame)
-    said = units.count(count, "operator") if found == count else f"{found:,} of {count:,} operators"
-    if wanted.at and not found:
-        said = "No operator is in this part: it is what copies, collectives, streams and syncs take"
+    note = units.count(count, "operator") if hits == count else f"{hits:,} of {count:,} operators"
+    if wanted.at and not hits:
+        note = "No operator is in this part: it is what copies, collectives, streams and syncs take"
     if len(rows) == _MOST:
-        said += f"; the first {_MOST:,} rows"
-    return Shown(rows, columns, said + ".")
+        note += f"; the first {_MOST:,} rows"
+    return Shown(rows, columns, note + ".")
 
 
 def operators_of(profiles: Profiles, report: Report) -> pd.DataFrame:
@@ -158,8 +158,8 @@ class Operators:
     """Operators in a tree of groups.
 
     ``frame``: `analysis.operators`; ``paths`` of the groups, the root () first; ``above``: the
-    groups that each operator is in, int64[operator, depth], -1 behind the last; ``names``: of
-    operators, below their group.
+    groups of each operator, int64[operator, depth], padded with -1; ``names``: of operators, below
+    their group.
     """
 
     frame: pd.DataFrame
@@ -171,15 +171,15 @@ class Operators:
     @classmethod
     def of(cls, frame: pd.DataFrame, order: str, together: bool) -> Operators:
         """The tree of `analysis.operators` in an order of `hierarchy.ORDERS`."""
-        known: dict[Path, int] = {(): 0}
+        numbers: dict[Path, int] = {(): 0}
         of_path = hierarchy.paths_of(frame, order, together)
         deepest = max(map(len, of_path), default=1)
         above = np.full((len(of_path), deepest), -1)
         for row, path in enumerate(of_path):
             for depth in range(len(path)):
-                above[row, depth] = known.setdefault(path[:depth], len(known))
-        paths = [*known]
-        parents = np.array([known[path[:-1]] if path else -1 for path in paths])
+                above[row, depth] = numbers.setdefault(path[:depth], len(numbers))
+        paths = [*numbers]
+        parents = np.array([numbers[path[:-1]] if path else -1 for path in paths])
         return cls(frame, paths, above, [path[-1] for path in of_path], parents)
 
     @property
@@ -187,11 +187,11 @@ class Operators:
         """Cycles of a weight update by path, of groups and of operators."""
         total = self.frame["total_cycles"].to_numpy()
         sums = self._sums(total, np.ones(len(total), dtype=bool))
-        found = dict(zip(self.paths, sums.astype(int).tolist(), strict=True))
+        totals = dict(zip(self.paths, sums.astype(int).tolist(), strict=True))
         for row, cycles in enumerate(total.tolist()):
             path = self.path(row)
-            found[path] = found.get(path, 0) + cycles
-        return found
+            totals[path] = totals.get(path, 0) + cycles
+        return totals
 
     def path(self, row: int) -> Path:
         """The path of an operator, its name last."""
@@ -223,7 +223,7 @@ class Operators:
             depth = len(wanted.at)
             groups = [at for at, path in enumerate(self.paths) if path == wanted.at]
             inside = np.isin(self.above, groups).any(axis=1)
-            if not inside.any():  # a part that is an operator, or a stage of one
+            if not inside.any():  # the part is an operator, or a stage of one
                 paths = [self.path(row) for row in range(len(frame))]
                 inside = np.array([path == wanted.at[: len(path)] for path in paths])
                 inside &= np.array([len(path) >= depth - 1 for path in paths])
@@ -244,11 +244,11 @@ class Operators:
 
     def sums(self, mask: np.ndarray) -> dict[str, np.ndarray]:
         """What the operators of each group have together."""
-        times, found = self.frame["executions"].to_numpy(), {}
+        times, sums = self.frame["executions"].to_numpy(), {}
         for name in _SUMMED:
             each = self.frame[name].to_numpy(dtype=float)
-            found[name] = self._sums(each * times if name in ("flops", "exchanged") else each, mask)
-        return found
+            sums[name] = self._sums(each * times if name in ("flops", "exchanged") else each, mask)
+        return sums
 
     def in_order(self, mask: np.ndarray, by: str) -> list[int]:
         """The rows of ``frame`` that are asked for, by a column, the largest first."""
@@ -352,16 +352,16 @@ def _of_program(profiles: Profiles, report: Report, wanted: Wanted) -> Shown:
         tree = profiles.made(report, "program tree", lambda: Tree(report))
         shown, hits = tree.shown(wanted.find, flipped)
         count = tree.nodes.count
-    said = f"{count:,} nodes" if hits is None else f"{hits:,} of {count:,} nodes, with all above"
+    note = f"{count:,} nodes" if hits is None else f"{hits:,} of {count:,} nodes, with all above"
     if len(shown) == MOST_OPENED:
-        said += f"; the first {MOST_OPENED:,} are shown"
+        note += f"; the first {MOST_OPENED:,} are shown"
     if not count:
-        said = "The profile has no program tree"
-    return Shown(shown, _OF_PROGRAM, f"{said}.")
+        note = "The profile has no program tree"
+    return Shown(shown, _OF_PROGRAM, f"{note}.")
 
 
 def program_rows(shown: Nodes, opened: np.ndarray) -> list[dict[str, Any]]:
-    """The rows of nodes of the program; ``opened``: whether each of them is."""
+    """The rows of nodes of the program; ``opened``: whether each is."""
     columns = ("id", "depth", "below", "ipu", "position", "cycles", "repeat", "name", "type")
     return [
         {
@@ -398,7 +398,7 @@ class Tree:
             hit &= self.names.str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
         inside = hit.tolist()
         if find:
-            for row in range(count - 1, -1, -1):  # what contains a found node
+            for row in range(count - 1, -1, -1):  # the nodes that contain a match
                 if inside[row] and self.parent[row] >= 0:
                     inside[self.parent[row]] = True
         deep = OPENED if not find else count

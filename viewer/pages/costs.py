@@ -1,7 +1,7 @@
 """Costs: cycles or bytes by module, operator and stage, as a flame graph and as a tree table.
 
-The table opens from modules to operators and their program steps, or has the program as it runs.
-Its visible rows are built on the server (`cost_rows`) from the nodes that are open.
+The table opens from modules to operators and program steps, or shows the program as it runs. The
+server builds its visible rows (`cost_rows`) from the open nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "costs"
 _MOST_ROWS = 30
-_HEIGHT = 480  # pixels of the table at the most
+_HEIGHT = 480  # pixels: the highest the table may be
 _ORDERS = (
     ("module", "module, operator, stage"),
     ("stage", "stage, module, operator"),
@@ -150,13 +150,13 @@ def _stages(report: Report) -> list[tuple[str, str]]:
     return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
 
 
-# A click on a part shows it alone; on the top of what is shown, what it is in.
+# A click on a part shows it alone; a click on the topmost, its parent.
 _INTO = """
 function(click, at) {
     const point = click && click.points && click.points[0];
     if (!point || point.id === undefined) { return window.dash_clientside.no_update; }
-    const known = (id) => (id === 'all' || !id ? '' : String(id));
-    return known(point.id) === (at || '') ? known(point.parent) : known(point.id);
+    const nameOf = (id) => (id === 'all' || !id ? '' : String(id));
+    return nameOf(point.id) === (at || '') ? nameOf(point.parent) : nameOf(point.id);
 }
 """
 
@@ -164,12 +164,12 @@ function(click, at) {
 _POINT = """
 function(click) {
     const point = click && click.points && click.points[0];
-    const known = point && point.id === undefined && Number.isInteger(point.customdata);
-    return known ? String(point.customdata) : window.dash_clientside.no_update;
+    const isPoint = point && point.id === undefined && Number.isInteger(point.customdata);
+    return isPoint ? String(point.customdata) : window.dash_clientside.no_update;
 }
 """
 
-# A click on a row opens or closes it; an operator and a step are told of, too.
+# A click on a row opens or closes it; an operator or a step also gets details.
 _OPEN = """
 function(click, toggled) {
     const none = window.dash_clientside.no_update;
@@ -210,7 +210,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        "function(order, layers) { return ['', '']; }",  # what is open is no part of another tree
+        "function(order, layers) { return ['', '']; }",  # open rows do not exist in another tree
         Output(at, "value", allow_duplicate=True),
         Output(toggled, "value", allow_duplicate=True),
         *common.param_input(NAME, "order", "layers"),
@@ -248,9 +248,9 @@ def register(app: Dash, profiles: Profiles) -> None:
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
-        said = html.P(shown.said, className="note", role="status")
+        note = html.P(shown.note, className="note", role="status")
         height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
-        return shown.rows, tables.definitions(shown.columns), height, [*trail, said]
+        return shown.rows, tables.definitions(shown.columns), height, [*trail, note]
 
     @app.callback(
         Output("costs-chosen", "children"),
@@ -280,7 +280,7 @@ def _reports(profiles: Profiles, profile: Any, other: Any) -> tuple[Report, Repo
 def leaves_of(
     profiles: Profiles, report: Report, measure: str, order: str, together: bool
 ) -> pd.DataFrame:
-    """The cached leaves of a report's tree. None for cycles if there is no schedule."""
+    """The cached leaves of a report's tree; no cycles without a schedule."""
 
     def make() -> pd.DataFrame:
         if measure == "bytes" or not len(report.runs):
@@ -293,7 +293,7 @@ def leaves_of(
 def tree_of(
     profiles: Profiles, report: Report, other: Report | None, *what: Any
 ) -> dict[Path, Node]:
-    """The tree of a report, compared with that of another if one is given."""
+    """The tree of a report, compared with another's if given."""
     before = leaves_of(profiles, other, *what) if other is not None else None
     key = ("tree", None if before is None else id(before), *what)
     return profiles.made(
@@ -306,14 +306,14 @@ _POINTS = html.P(
 )
 
 
-def _slower(found: Regions) -> list[Any]:
+def _slower(repeats: Regions) -> list[Any]:
     """What of repeated things takes longer than the others, and why."""
-    said, slow = html.P(found.words, className="note"), found.slow.head(_MOST_ROWS)
+    note, slow = html.P(repeats.words, className="note"), repeats.slow.head(_MOST_ROWS)
     rows = [
         html.Tr([html.Td(one.name), html.Td(f"{one.ratio:.2%}", className="n"), html.Td(one.why)])
         for one in units.rows_of(slow)
     ]
-    return [said, html.Table(html.Tbody(rows), className="plain")] if rows else [said]
+    return [note, html.Table(html.Tbody(rows), className="plain")] if rows else [note]
 
 
 def _register_flame(app: Dash, profiles: Profiles) -> None:
@@ -339,8 +339,8 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         over = order if order in hierarchy.ORDERS else "module"
         what = ("bytes" if bytes_of else "cycles", over, layers == "together")
         if form == _ROOFLINE and not bytes_of and peak(report):
-            found = cost_rows.operators_of(profiles, report)
-            return peak_figures.roofline(report, found, common.theme_of(where)), [], _POINTS
+            operators = cost_rows.operators_of(profiles, report)
+            return peak_figures.roofline(report, operators, common.theme_of(where)), [], _POINTS
         if form in regions.BY:
             clock, theme = Clock(report.target.clock_hz), common.theme_of(where)
             alike = profiles.made(report, ("regions", form), lambda: regions.regions(report, form))
@@ -362,8 +362,8 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         parts = _parts(seen, here, words) if here else []
         if over == "source" and not lost and not bytes_of:
             file = here[0] if here else ""
-            known = bool(file) and (report.ops["file"] == file).any()
-            parts = source.file_listing(report, file) if known else source.hottest(report)
+            listed = bool(file) and (report.ops["file"] == file).any()
+            parts = source.file_listing(report, file) if listed else source.hottest(report)
         return figure, named, _lost(at, over, what[0]) if lost else parts
 
 
@@ -375,7 +375,7 @@ def _lost(at: Any, order: str, measure: str) -> Any:
 
 
 def _parts(seen: Look, at: Path, words: Any) -> Any:
-    """What a part is made of, widest first; what has parts itself is a button that opens it."""
+    """The parts of a part, widest first; one that has parts itself is a button that opens it."""
     whole = max(1, seen.shown[len(at)].value)
     rows = [
         html.Tr(

@@ -44,8 +44,7 @@ def task_details(
 ) -> Any:
     """The task at a point of the lanes, with links to its steps, operators and memory.
 
-    ``meanwhile`` has more to say of a wait between two cycles; ``asked`` is the point as the
-    address has it.
+    ``meanwhile`` explains a wait between two cycles; ``asked``: the point as in the address.
     """
     position = None if point is None else task_at(lanes, *point)
     if point is None or position is None:
@@ -124,7 +123,7 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
 
 
 def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[Any]:
-    """Links from a step to its operator, its source, its busiest tile, and liveness at the step."""
+    """Links from a step to its operator, source, busiest tile, and liveness at the step."""
     ipu, links = int(step["ipu"]), []
     if op is not None:
         links.append(common.link("operator", "costs", op=step["op"]))
@@ -140,7 +139,7 @@ def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[An
 
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
-    """The tensors that a step moves on or off a chip, with their sources and targets."""
+    """The tensors that a step moves on or off a chip, with sources and targets."""
     moved = report.moved_tensors
     tensors = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
     if not len(tensors):

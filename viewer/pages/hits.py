@@ -1,7 +1,7 @@
-"""Search by name in the execution trace: how much is found, which hit is shown, and the next one.
+"""Search by name in the execution trace: how many hits, which one is shown, and the next.
 
-Where the rows have all steps, these are searched; where they have tasks, because the steps are too
-many, `ipuscope.profiler.analysis.named_steps` finds them.
+Rows with all steps are searched directly; where rows have tasks because there are too many steps,
+`ipuscope.profiler.analysis.named_steps` finds them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ipuscope.viewer.figures import trace as figures
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.profiles import Profiles
 
-_WIDTH = 40  # times the hit: what is shown around it, where nothing narrower is
+_WIDTH = 40  # times the hit's width: the window around it, unless it is narrower already
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A step that was found: its row, and cycles from the start of what is shown."""
+    """A step that matches: its row, and cycles from the start of what is shown."""
 
     row: int
     start: int
@@ -33,7 +33,7 @@ class Hit:
         return f"{(self.start + self.end) // 2},{self.row}"
 
     def around(self, window: tuple[float, float] | None, end: int) -> tuple[int, int]:
-        """A window as wide as ``window`` with the hit in its middle; ``end``: of what is shown."""
+        """A window as wide as ``window`` around the hit; ``end``: of what is shown."""
         length = max(1, self.end - self.start)
         width = _WIDTH * length if window is None else max(window[1] - window[0], length)
         low = max(0, int((self.start + self.end - width) / 2))
@@ -53,7 +53,7 @@ def executed(
 def chosen(
     rows: Trace, find: str, point: tuple[float, float] | None, window: tuple[float, float] | None
 ) -> Hit | None:
-    """The slice at a point of the figure, where it is a hit and the window has some of it."""
+    """The slice at a point of the figure, if it is a hit and within the window."""
     position = -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
     if not figures.number_of_hit(rows, find, position)[0]:
         return None
@@ -62,22 +62,19 @@ def chosen(
 
 
 def in_tasks(
-    found: ExecutedByName,
+    steps: ExecutedByName,
     rows: Trace,
     window: tuple[float, float] | None,
     forward: bool,
     here: Hit | None = None,
 ) -> Hit | None:
-    """The hit after ``here``, or before; around the end if need be.
-
-    Where no hit is chosen, the one after the middle of the window.
-    """
+    """The hit after ``here`` or before it, around the end; default: the window's middle."""
     middle = -1.0 if window is None else (window[0] + window[1]) / 2
     ipu = None
     if here is not None:
         middle, ipu = (here.start + here.end) / 2, int(rows.ipu[here.row])
-    next_one = found.next(middle + rows.origin, forward, ipu)
-    next_one = next_one or found.next(-np.inf if forward else np.inf, forward)
+    next_one = steps.next(middle + rows.origin, forward, ipu)
+    next_one = next_one or steps.next(-np.inf if forward else np.inf, forward)
     if next_one is None:
         return None
     ipu, start, end = next_one

@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 def controls(view: View) -> list[Any]:
-    """The controls of liveness: the step, what is counted, and hidden ones of zooms."""
+    """The controls of liveness: the step, the measure, and hidden ones of zooms."""
     counted = (("total", "all"), ("not_always_live", "not always live"))
     return [
         common.number_field(view, "step", "step (empty: the fullest)", 0, None),
@@ -143,7 +143,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("liveness-said", "children"),
         *common.param_input(NAME, "profile", "ipu", "step", *zoom),
     )
-    def said(profile: Any, ipu: Any, step: Any, left: Any, right: Any, low: Any, high: Any) -> Any:
+    def note(profile: Any, ipu: Any, step: Any, left: Any, right: Any, low: Any, high: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         count = int(report.steps_of_ipus[ipu])
         words = (
@@ -220,7 +220,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _no_step(asked: Any, ipu: int, steps: int) -> str:
-    """A sentence where the program of the IPU has no step of the number that is asked for."""
+    """A sentence if the program of the IPU has no step of that number."""
     if str(asked or 0) == "0" or common.whole(asked, -1, 0, steps - 1) >= 0:
         return ""
     there, then = refused.numbers(0, steps - 1), "This is the fullest."
@@ -228,10 +228,7 @@ def _no_step(asked: Any, ipu: int, steps: int) -> str:
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
-    """The chosen tile and step.
-
-    By default the fullest tile, and the step at which it is fullest.
-    """
+    """The chosen tile and step; by default the fullest tile, at its fullest step."""
     by_tile = report.tiles(ipu)
     on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
     steps = int(report.steps_of_ipus[ipu])
@@ -243,7 +240,7 @@ def _live_steps(report: Report, ipu: int) -> figures.LiveSteps:
 
 
 def name_of_step(report: Report, ipu: int, position: int) -> str:
-    """Name of a program step of an IPU, by its position; "" where there is none."""
+    """The name of a program step of an IPU, by position; "" if there is none."""
     there = np.arange(position, min(position + 1, int(report.steps_of_ipus[ipu])))
     names = report.names_of_steps(ipu, there).tolist()
     return str(names[0]) if names else ""

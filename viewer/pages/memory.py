@@ -48,7 +48,7 @@ def layout(view: View) -> Any:
     )
     # against a limit far above it all tiles would have one colour
     scaled = "limit" if 2 * fullest.max(initial=0) > view.report.target.bytes_per_tile else "data"
-    too_full = view.report.meta["state"] == "out of memory"  # by its extent, gaps included
+    too_full = view.report.meta["state"] == "out of memory"  # by the extent, gaps included
     return [
         common.controls(
             view,
@@ -240,11 +240,11 @@ def _variable(report: Report, number: int, theme: Theme) -> Any:
 
 
 def _fullest(memory: pd.DataFrame, chosen: int) -> pd.DataFrame:
-    """If there are many IPUs, those that hold the most and the chosen one."""
-    held = memory.groupby("ipu")["bytes"].sum().sort_values(ascending=False, kind="stable")
-    if len(held) <= FEW:
+    """If there are many IPUs, the fullest and the chosen one."""
+    totals = memory.groupby("ipu")["bytes"].sum().sort_values(ascending=False, kind="stable")
+    if len(totals) <= FEW:
         return memory
-    return memory[memory["ipu"].isin([*held.index[: FEW - 1], chosen])]
+    return memory[memory["ipu"].isin([*totals.index[: FEW - 1], chosen])]
 
 
 def _tile(report: Report, ipu: int, tile: Any) -> int:

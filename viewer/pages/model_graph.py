@@ -1,6 +1,6 @@
 """The model as a graph on Rebalance: Blocks, modules and operators, and the borders of stages.
 
-Laid out and drawn in the browser by Cytoscape.js with dagre (dash-cytoscape). A click on a node
+Cytoscape.js lays it out (dagre) and draws it in the browser (dash-cytoscape). A click on a node
 opens or closes it; one on an edge between Blocks moves the nearest border of a stage there.
 """
 
@@ -27,7 +27,7 @@ from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
 SplitOf = Callable[[Any, Any], tuple[Any, Assignment, Any]]
-cyto.load_extra_layouts()  # dagre among them, served by Dash itself
+cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
 COLOURS = (("stage", "stage"), ("cycles", "cycles"), ("bytes", "bytes"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
@@ -35,15 +35,15 @@ _LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 90, "nodeSep": 20, "fit"
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one.value, one.value) for one in (Direction.FORWARD, Direction.BACKWARD))
 _HIGHEST = 420  # pixels
-_MANY = 60  # Blocks: of more, equal ones are together at first
+_MANY = 60  # Blocks: beyond so many, equal ones are grouped at first
 _MOST_OPENED = 40
 _MOST_NODES = 1500
-_SMALL = 0.01  # of the largest edge: one with fewer bytes has no label
-_HUES = 8  # stages that follow each other and differ in colour
+_SMALL = 0.01  # of the largest edge: smaller ones have no label
+_HUES = 8  # colours of consecutive stages before they repeat
 
 
 def card(view: View, borders: bool = True) -> Any:
-    """The card; callbacks of the page fill it (`elements`). ``borders``: of stages may move."""
+    """The card; callbacks fill it (`elements`). ``borders``: borders of stages may move."""
     moves = ", an edge between Blocks to move the nearest border of a stage there" * borders
     many = len(view.report.blocks) > _MANY
     both = (("each", "each"), ("together", "together"))
@@ -71,7 +71,7 @@ def card(view: View, borders: bool = True) -> Any:
                 maxZoom=3,
                 elements=[],
             ),
-            id="model-graph-frame",  # a canvas of another height would be drawn anew, elsewhere
+            id="model-graph-frame",  # a canvas of another height would be redrawn elsewhere
             role="img",
             **_NAMED,
         ),
@@ -82,7 +82,7 @@ def card(view: View, borders: bool = True) -> Any:
 
 
 def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> None:
-    """Register the callbacks of the card. ``split_of``: what the page shows; ValueError: none."""
+    """Register the callbacks. ``split_of``: what the page shows; ValueError if nothing."""
 
     @app.callback(
         Output(common.param_id(page, "open"), "value"),
@@ -91,8 +91,8 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         prevent_initial_call=True,
     )
     def opened(node: Any, there: Any) -> Any:
-        known = isinstance(node, dict) and node.get("opens")
-        return toggled(there, str(node["path"])) if known else no_update
+        opens = isinstance(node, dict) and node.get("opens")
+        return toggled(there, str(node["path"])) if opens else no_update
 
     @app.callback(
         Output(common.param_id(page, "starts"), "value", allow_duplicate=True),
@@ -125,9 +125,9 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         except ValueError:  # of a model without Blocks, or in phases
             split = None
         key = ("graph", direction, layers, there)
-        found = profiles.made(report, key, lambda: shown(report, direction, layers, there))
-        drawn = elements(report, found, split, str(colour), common.theme_of(where))
-        return drawn[0], {"height": f"{height(found)}px", "overflow": "hidden"}, *drawn[1:]
+        graph = profiles.made(report, key, lambda: shown(report, direction, layers, there))
+        drawn = elements(report, graph, split, str(colour), common.theme_of(where))
+        return drawn[0], {"height": f"{height(graph)}px", "overflow": "hidden"}, *drawn[1:]
 
 
 def _listed(one: Any) -> list[Any]:
@@ -135,7 +135,7 @@ def _listed(one: Any) -> list[Any]:
 
 
 def _no_group(report: Report) -> refused.Check:
-    """Checks the groups of the model that are open, each a path; "" is none."""
+    """Checks the groups of the model that are open, each a path."""
 
     def check(value: str) -> str:
         asked = [one for one in value.split("|") if one]
@@ -155,9 +155,9 @@ def toggled(opened: Any, path: str) -> str:
 
 
 def cut_before(split: Assignment, block: int) -> Assignment:
-    """The split with the nearest border of a stage moved to before ``block``; stages stay as many.
+    """The split with the nearest border of a stage moved to before ``block``.
 
-    The split itself where it has one there already, or has one stage.
+    The number of stages stays; so does a split that has a border there, or one stage.
     """
     borders = split.starts[1:]
     if not borders or block in split.starts or block <= 0:
@@ -175,7 +175,7 @@ def shown(report: Report, direction: Any, layers: Any, opened: Any) -> Graph:
 
 
 def height(graph: Graph) -> int:
-    """Pixels of the canvas, by the nodes and passing edges that lie above each other."""
+    """Pixels of the canvas, by the nodes and passing edges on top of each other."""
     rank = np.zeros(len(graph.nodes), dtype=np.int64)
     ends = sorted({(one.source, one.target) for one in graph.edges if one.source < one.target})
     for source, target in ends:
@@ -189,7 +189,7 @@ def height(graph: Graph) -> int:
 def elements(
     report: Report, graph: Graph, split: Assignment | None, colour: str, theme: Theme
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """Nodes and edges as Cytoscape.js takes them, their styles, and what is said below.
+    """Nodes and edges for Cytoscape.js, their styles, and a sentence for below.
 
     ``split``: the stage of each Block, and its IPU; None without Blocks: the profile's stages.
     """
@@ -236,15 +236,15 @@ def elements(
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
         made.append({"data": data, "classes": kind})
     edges = units.count(copies, "edge")
-    said = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
+    summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
     if len(nodes) < len(graph.nodes):
-        said += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
+        summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
-    return made, [*_styles(theme), *fixed], f"{said}."
+    return made, [*_styles(theme), *fixed], f"{summary}."
 
 
 def _stages(one: Node, stage_of: Sequence[int] | None) -> tuple[int, int]:
-    """The first and the last stage of a node, of the split that is shown."""
+    """The first and the last stage of a node, in the split that is shown."""
     if stage_of is None or one.blocks[0] < 0:
         return one.stages
     return stage_of[one.blocks[0]], stage_of[one.blocks[1]]
@@ -279,7 +279,7 @@ def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
 
 
 def _moved(report: Report) -> dict[int, int]:
-    """Cycles of one of the steps that copy a tensor between IPUs, as profiled, by tensor."""
+    """Cycles of one step that copies a tensor between IPUs, as profiled, by tensor."""
     moves = report.moved_tensors
     moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
     steps = report.steps_in_order("step")

@@ -18,7 +18,7 @@ _MOST = 8  # of each kind
 def dialog() -> Any:
     """The dialog; assets/viewer.js opens it, makes its field and finds pages and actions.
 
-    Dash's own field sets its value again while words are typed, and mixes letters up.
+    Dash's own field resets its value while the user types, which garbles letters.
     """
     named: Any = {"aria-label": "Find anything"}
     parts = [html.Div(id=f"palette-{name}") for name in ("field", "actions", "found")]
@@ -37,10 +37,10 @@ def register(app: Dash, profiles: Profiles) -> None:
     def find(words: Any, profile: Any) -> Any:
         text = str(words or "").strip().lower()
         report = profiles.get(common.whole((profile or [0])[0], 0))
-        return found(report, text) if len(text) > 1 else []
+        return matches(report, text) if len(text) > 1 else []
 
 
-def found(report: Report, words: str) -> list[Any]:
+def matches(report: Report, words: str) -> list[Any]:
     """Links to stages, operators and variables whose names have these words."""
     stages = [
         ("stage", f"stage {stage}: {blocks}", {"page": "costs", "stage": stage})
@@ -67,11 +67,11 @@ def found(report: Report, words: str) -> list[Any]:
 
 
 def _with(names: Any, words: str) -> list[int]:
-    """Positions of the first names that have these words; names that are alike count once."""
-    known: dict[str, int] = {}
+    """Positions of the first names with these words; equal names count once."""
+    first_at: dict[str, int] = {}
     for at, name in enumerate(np.asarray(names).tolist()):
         if words in name.lower():
-            known.setdefault(name, at)
-            if len(known) == _MOST:
+            first_at.setdefault(name, at)
+            if len(first_at) == _MOST:
                 break
-    return list(known.values())
+    return list(first_at.values())

@@ -126,7 +126,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def chosen(profile: Any, number: Any) -> Any:
         report, number = profiles.get(common.whole(profile, 0)), common.whole(number, -1)
-        if number < 0:  # reading the IPUs to find none takes as long as finding one
+        if number < 0:  # reading the IPUs in vain takes as long as finding one
             return ""
         ipus = ipus_of(profiles, report)
         if not 0 <= number < len(ipus):
@@ -134,8 +134,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         ipu = int(ipus["ipu"].iloc[number])
         links = [common.link(page, page, ipu=ipu) for page in ("timeline", "memory")]
         alike = count(analysis.alike_ipus(report), "IPU")
-        said = f"IPU {number} does what IPU {ipu} of the profile does, as {alike} do: "
-        return html.P([said, *common.separated(links)], className="note")
+        words = f"IPU {number} does what IPU {ipu} of the profile does, as {alike} do: "
+        return html.P([words, *common.separated(links)], className="note")
 
 
 def _table(loads: pd.DataFrame, theme: Theme) -> Any:
@@ -150,7 +150,7 @@ def _table(loads: pd.DataFrame, theme: Theme) -> Any:
 
 
 def _moved(most: int) -> Column:
-    """The column of bytes, in a unit in which the most of them is easily read."""
+    """The column of bytes, in the unit that suits the largest."""
     unit, scale = ("GiB", 2**30) if most >= 10 * 2**30 else ("MiB", 2**20)
     tip = "of a device iteration"
     return Column("bytes", f"{unit} sent", ",.1f", width=120, scale=scale, tip=tip)

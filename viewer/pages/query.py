@@ -1,6 +1,6 @@
-"""Query: read-only SQL on the profile in a drawer, as a table, with examples.
+"""Query: read-only SQL on the profile in a drawer, with examples; the answer is a table.
 
-The statement that ran is in the address of whatever page is beside it.
+The statement that ran is in the address of the page beside it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SECONDS = 10
 MOST_ROWS = 2000
 _FORBIDDEN = "not authorized"  # SQLite's word for what its authorizer refuses
 ANSWER_BYTES = 1 << 20
-_MOST_CHARACTERS = 4000  # of a statement: it has to fit into an address
-_EXACT = 1 << 53  # whole numbers that a browser takes as they are
+_MOST_CHARACTERS = 4000  # of a statement: it has to fit an address
+_EXACT = 1 << 53  # whole numbers below are exact in a browser
 
 # Tables and views of calls: a model that was only compiled has no rows in them.
 OF_CALLS = (
@@ -86,7 +86,7 @@ def panel(view: View) -> Any:
         id="query-example", options=options, placeholder="choose one", searchable=False
     )
     about = f"Only reading; at most {MOST_ROWS:,} rows and {SECONDS} seconds."
-    known = html.Details([html.Summary("Tables and views"), _known()])
+    listing = html.Details([html.Summary("Tables and views"), _tables_and_views()])
     run = html.Button("Run", id="query-run", className="strong", title="Ctrl+Enter", n_clicks=0)
     close = html.Button("Close", id="query-close", className="quiet")
     return common.drawer(
@@ -105,7 +105,7 @@ def panel(view: View) -> Any:
                     className="code",
                 ),
                 html.P(about, className="note"),
-                html.Div([run, close, known], className="under beside"),
+                html.Div([run, close, listing], className="under beside"),
             ],
         ),
         ("Rows", common.filled("query-rows")),
@@ -123,7 +123,7 @@ def _statement(view: View) -> str:
     return asked or EXAMPLES[0][1]
 
 
-def _known() -> Any:
+def _tables_and_views() -> Any:
     """What can be queried: every table and view with its columns."""
     tables = [
         (record.table, ", ".join(column.name for column in schema.columns(record)))
@@ -178,8 +178,8 @@ def register(app: Dash, profiles: Profiles) -> None:
             answer = answer_of(report, sql)
         except queries.QueryError as error:
             return common.message(_refusal(str(error)), "error")
-        said = [] if len(answer.rows) else _none_profiled(report, sql)
-        return [*said, *_table(answer, common.theme_of(where))]
+        hint = [] if len(answer.rows) else _none_profiled(report, sql)
+        return [*hint, *_table(answer, common.theme_of(where))]
 
 
 def answer_of(report: Report, sql: Any) -> queries.Answer:
@@ -204,7 +204,7 @@ def _none_profiled(report: Report, sql: Any) -> list[Any]:
 
 
 def _table(answer: queries.Answer, theme: Any) -> Any:
-    """The rows, to sort and filter; columns are identified by position, as any name is possible."""
+    """The rows, to sort and filter; columns go by position, as their names may be anything."""
     frame = answer.frame()
     columns = []
     for at, name in enumerate(frame.columns):
@@ -228,11 +228,11 @@ def _numeric(column: pd.Series) -> bool:
 
 
 def _cell(value: object) -> object:
-    """A value in a form the browser can show: integers beyond its exact range become text."""
+    """A value for the browser: integers beyond its exact range become text."""
     return str(value) if isinstance(value, int) and abs(value) > _EXACT else value
 
 
 def _refusal(words: str) -> str:
-    """Why there is no answer, as a sentence: SQLite's own end in a full stop or do not."""
+    """Why there is no answer, as a sentence: only some of SQLite's end in a full stop."""
     more = " One SELECT of the profile's tables and views is answered." * (words == _FORBIDDEN)
     return f"No answer: {words.rstrip('.')}.{more}"

@@ -1,6 +1,6 @@
 """Rebalance: move Blocks between stages and see the predicted effect at once.
 
-It also shows the quickest split, whether it is proven to be the best, and its placement.
+Also shows the quickest split, whether it is proven best, and its placement.
 """
 
 from __future__ import annotations
@@ -141,15 +141,15 @@ def costs_of(profiles: Profiles, report: Report) -> Costs:
 
 
 def profiled(costs: Costs) -> Assignment:
-    """The profiled split. Raises ValueError if its stages do not follow the order of the Blocks."""
+    """The profiled split. ValueError if its stages are not in the order of the Blocks."""
     return Assignment.of(costs.stage.tolist(), costs.ipus)
 
 
 def asked(costs: Costs, starts: Any) -> Assignment:
-    """The split that an address asks for; the profiled one if it asks for none that is valid.
+    """The split that an address asks for; the profiled one without a valid request.
 
-    The address has the first Blocks and, after an @, the IPUs of the stages unless there is one per
-    stage.
+    The address has each stage's first Block and, after an @, the stages' IPUs unless each has its
+    own.
     """
     first_blocks, _, on_ipus = str(starts or "").partition("@")
     rows = [
@@ -157,10 +157,10 @@ def asked(costs: Costs, starts: Any) -> Assignment:
         for first in first_blocks.split(",")[:MOST_STAGES]
     ]
     if rows and rows[0] == 0 and rows == sorted(set(rows)):
-        said = on_ipus.split(",")[:MOST_STAGES] if on_ipus else []
-        ipus_said = tuple(common.whole(ipu, -1, 0, MOST_STAGES - 1) for ipu in said)
-        if len(ipus_said) == len(rows) and set(ipus_said) == set(range(max(ipus_said) + 1)):
-            return Assignment(tuple(rows), ipus_said)
+        words = on_ipus.split(",")[:MOST_STAGES] if on_ipus else []
+        ipus = tuple(common.whole(ipu, -1, 0, MOST_STAGES - 1) for ipu in words)
+        if len(ipus) == len(rows) and set(ipus) == set(range(max(ipus) + 1)):
+            return Assignment(tuple(rows), ipus)
         return Assignment(tuple(rows), tuple(range(len(rows))))
     return profiled(costs)
 
@@ -186,8 +186,8 @@ def _no_split(view: View) -> refused.Check:
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> Assignment:
     """The split after moving ``block`` one stage forward (``by`` 1) or back (-1).
 
-    The Blocks between it and the cut move along; every stage keeps its IPU. A stage beyond the ends
-    is on one IPU more, and IPUs count without a gap.
+    The Blocks between it and the cut move along; every stage keeps its IPU. A new stage at an end
+    gets a new IPU, and IPUs are numbered without gaps.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
@@ -196,8 +196,8 @@ def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> Assignme
     else:
         changed = [k - (k == at and b <= block) for b, k in enumerate(stage)]
     rest = sorted(set(changed))
-    known, free = dict(enumerate(assignment.ipus)), max(assignment.ipus) + 1
-    ipus = [known.get(k, free) for k in rest]
+    ipu_of, free = dict(enumerate(assignment.ipus)), max(assignment.ipus) + 1
+    ipus = [ipu_of.get(k, free) for k in rest]
     ranks = sorted(set(ipus))
     return Assignment.of([rest.index(k) for k in changed], [ranks.index(ipu) for ipu in ipus])
 
@@ -290,7 +290,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _advised(report: Report, may_change: bool) -> Advised:
-    """The advisor's proposals; ``may_change``: an update may have more samples than now."""
+    """The advisor's proposals; ``may_change``: an update may have more samples."""
     most = anything(basis_of(report)).samples if may_change else 0
     return advise(report, Allowed(samples=most))
 
@@ -302,7 +302,7 @@ def _saved(costs: Costs, starts: Any) -> dict[str, str]:
 
 
 def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
-    """The largest extent of a tile of each IPU; if there are many IPUs, the largest of them."""
+    """The largest extent of a tile of each IPU; if there are many IPUs, of the fullest."""
     extents = np.array(wanted.fullest, dtype=np.int64)
     shown = memory_figures.fullest_ipus(extents)
     limit = costs.machine.bytes_per_tile
@@ -334,9 +334,9 @@ def _lever(one: Advice, samples: int) -> Any:
 
 
 def _best(costs: Costs, count: int) -> tuple[Split, str]:
-    """The quickest split into this many stages, and what it is.
+    """The quickest split into this many stages, and a description of it.
 
-    For the profiled number also onto fewer IPUs, or back to one, as `ipu-report rebalance` finds.
+    For the profiled number also onto fewer IPUs, or back to one, as in `ipu-report rebalance`.
     """
     if count != len(costs.ipus):
         return best_split(costs, count), f"split into {counted(count, 'stage')}"
@@ -382,23 +382,23 @@ def _numbers(
         kind = "" if abs(change) < 0.0005 else "better" if change * good > 0 else "worse"
         more = html.Span(units.minus(f"{change:+.1%}") if kind else "", className=kind)
         boxes.append(html.Div([html.B(words(after)), html.Span([name, " ", more])]))
-    said: list[Any] = [html.Div(boxes, className="big")]
-    said += [common.message(words, "error") for words in wanted.problems]
-    said += [common.message(words) for words in wanted.notes]
+    parts: list[Any] = [html.Div(boxes, className="big")]
+    parts += [common.message(words, "error") for words in wanted.problems]
+    parts += [common.message(words) for words in wanted.notes]
     if within := confidence.likely(report):
-        said.append(common.message(f"Cycles are {within}; two splits share most of that."))
+        parts.append(common.message(f"Cycles are {within}; two splits share most of that."))
     if measured.cycles and wanted.assignment == now.assignment:
         off = now.total / measured.cycles - 1
-        said.append(
+        parts.append(
             common.message(
                 f"This is the split that was profiled: {measured.cycles:,} cycles; {_off(off)}."
             )
         )
-    return said
+    return parts
 
 
 def _paces(costs: Costs, prediction: Prediction) -> int:
-    """Cycles a micro-batch of what sets the pace: one stage, or all where they take turns."""
+    """Cycles per micro-batch of the bottleneck: one stage, or all if they take turns."""
     cycles = prediction.stage_cycles
     return int(cycles.max() if costs.pipelined else cycles.sum())
 

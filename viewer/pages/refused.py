@@ -1,6 +1,6 @@
-"""What an address or a field asks for and does not get, as one kind of sentence.
+"""Sentences that refuse what an address or a field asks for.
 
-Each says what was asked for, what there is, and what is shown in its place or where to choose.
+Each names what was asked for, what there is, and what is shown instead or where to choose.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.units import shortened
 
 _LONGEST = 40  # characters of what was asked for
-_MOST = 8  # of what there is, by name
+_MOST = 8  # names of what there is
 Check = Callable[[str], str]  # the sentence about a parameter's value; "" where it is fine
 
 
 def refused(what: str, asked: object, there: str, then: str) -> str:
-    """The sentence: what there is not, what ``there`` is, and what holds or helps ``then``.
+    """The sentence: what does not exist, what does (``there``), and what is shown or helps.
 
-    ``what``: a noun, or one with places for what was asked for, "window from {} to {}" for two.
+    ``what``: a noun, or one with places for what was asked for: "window from {} to {}" takes two.
     """
     parts = asked if isinstance(asked, tuple) else (asked,)
     place = what if "{}" in what else f"{what} {{}}"
-    return f"There is no {place.format(*map(said, parts))}: {there}. {then}"
+    return f"There is no {place.format(*map(quoted, parts))}: {there}. {then}"
 
 
-def said(asked: object) -> str:
+def quoted(asked: object) -> str:
     """Numbers as they are, everything else in quotation marks, short."""
     words = shortened(str(asked), _LONGEST)
     if not words:
@@ -46,7 +46,7 @@ def numbers(low: int, high: int, noun: str = "") -> str:
 
 
 def names(words: Sequence[str]) -> str:
-    """What there is of something named; of numbers in a row, from where to where."""
+    """A list of names; of consecutive numbers, from the first to the last."""
     digits = [int(one) for one in words if one.isdecimal()]
     others = [one for one in words if not one.isdecimal()]
     if len(digits) > 2 and digits == list(range(digits[0], digits[-1] + 1)):

@@ -31,14 +31,14 @@ _MOST_ROWS = 40
 
 
 def sums(view: View, id: str) -> Any:
-    """What a callback fills with `table`, below the choice of what it is summed by."""
+    """A placeholder for `table`, below the choice of what to sum by."""
     return [common.choice(view, "by", "by", BY, "kind"), common.filled(id, awaited=True)]
 
 
 def aggregated(report: Report, spent: Spent, by: str) -> list[tuple[str, int, int]]:
     """(name, cycles, slices) of executed steps by operator, ATen, module, Block or stage.
 
-    Largest first; waits, copies and whatever belongs to no operator are named by their kind.
+    Largest first; waits, copies and steps without an operator are named by their kind.
     """
     step, cycles, count = spent.step, spent.cycles, spent.count
     frame = report.program_steps().set_index("step").reindex(step)
@@ -47,11 +47,11 @@ def aggregated(report: Report, spent: Spent, by: str) -> list[tuple[str, int, in
         names = [f"stage {one}" if one >= 0 else "no stage" for one in stage]
     else:
         column = {"operator": "name", "block": "block_name"}.get(by, by)
-        said = report.ops[column].reindex(frame["op"].fillna(-1).astype(int)).tolist()
+        labels = report.ops[column].reindex(frame["op"].fillna(-1).astype(int)).tolist()
         kinds = frame["kind"].fillna("waiting").tolist()
         names = [
             (name or "none") if isinstance(name, str) else f"no operator: {kind}"
-            for name, kind in zip(said, kinds, strict=True)
+            for name, kind in zip(labels, kinds, strict=True)
         ]
     unique, at = np.unique(np.array(names, dtype=str), return_inverse=True)
     total = np.bincount(at, weights=cycles, minlength=len(unique)).astype(np.int64)
@@ -70,11 +70,11 @@ def table(
     by: Any,
     clock: Clock,
 ) -> Any:
-    """Sums over what is selected, or else shown.
+    """Sums over the selection, or over all that is shown.
 
-    ``executed``: run, device iteration (None: the whole call), and the cycle that it starts at;
-    ``lanes``: the IPUs that are shown; ``shown``: cycles from that start; ``selected``: the IPUs
-    that are selected, None: all.
+    ``executed``: run, device iteration (None: the whole call), and the cycle of its start;
+    ``lanes``: the IPUs shown; ``shown``: cycles from that start; ``selected``: the selected IPUs,
+    None: all.
     """
     count = units.count(len(lanes), "lane")
     window, words = shown, f"Of what is shown, {count}"
@@ -94,8 +94,8 @@ def table(
     return [html.P(words, className="note"), _table(sums, clock)]
 
 
-def _table(found: list[tuple[str, int, int]], clock: Clock) -> Any:
-    total = max(1, sum(cycles for _, cycles, _ in found))
+def _table(rows: list[tuple[str, int, int]], clock: Clock) -> Any:
+    total = max(1, sum(cycles for _, cycles, _ in rows))
     heads = [
         html.Td(""),
         *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices")),
@@ -115,8 +115,8 @@ def _table(found: list[tuple[str, int, int]], clock: Clock) -> Any:
                 ),
             ]
         )
-        for name, cycles, count in found[:_MOST_ROWS]
+        for name, cycles, count in rows[:_MOST_ROWS]
     ]
-    if len(found) > _MOST_ROWS:
-        body.append(html.Tr([html.Td(f"and {len(found) - _MOST_ROWS:,} more", colSpan=5)]))
+    if len(rows) > _MOST_ROWS:
+        body.append(html.Tr([html.Td(f"and {len(rows) - _MOST_ROWS:,} more", colSpan=5)]))
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="plain")

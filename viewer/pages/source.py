@@ -40,35 +40,35 @@ def hottest(report: Report) -> Any:
         )
         for (file, line), row in zip(places, units.rows_of(shown), strict=True)
     ]
-    said = html.P("Of the cycles of all operators, by the line that makes them:", className="note")
-    return [said, html.Ol(entries, className="waits")]
+    note = html.P("Of the cycles of all operators, by the line that makes them:", className="note")
+    return [note, html.Ol(entries, className="waits")]
 
 
 def file_listing(report: Report, file: str) -> Any:
-    """A file with what each line costs; a line's number leads to its operators."""
-    found = source.listing(report, file)
-    first = next((at for at, one in enumerate(found) if one.costs is not None), 0)
-    found = found[max(0, first - _AROUND) :]  # what is above costs nothing
-    parts: list[Any] = [_table(file, found[:_MOST_LINES])]
+    """A file with the cost of each line; a line's number leads to its operators."""
+    lines = source.listing(report, file)
+    first = next((at for at, one in enumerate(lines) if one.costs is not None), 0)
+    lines = lines[max(0, first - _AROUND) :]  # lines above cost nothing
+    parts: list[Any] = [_table(file, lines[:_MOST_LINES])]
     if file not in source.texts(report):
         words = "The profile has no text of this file: its compile could not read it or left it out"
         parts.insert(0, common.message(f"{words} (--no-source)."))
-    if len(found) > _MOST_LINES:
-        parts.append(html.P(f"and {len(found) - _MOST_LINES:,} lines more", className="note"))
+    if len(lines) > _MOST_LINES:
+        parts.append(html.P(f"and {len(lines) - _MOST_LINES:,} lines more", className="note"))
     return html.Div(parts, className="listing")
 
 
 def around(report: Report, file: str, line: int) -> Any:
-    """A line in its context; nothing where the profile has no text of it."""
+    """A line in its context; nothing if the profile does not have its text."""
     if file not in source.texts(report):
         return None
-    found = source.listing(report, file)[max(0, line - 1 - _AROUND) : line + _AROUND]
-    return _table(file, found, line)
+    lines = source.listing(report, file)[max(0, line - 1 - _AROUND) : line + _AROUND]
+    return _table(file, lines, line)
 
 
-def _table(file: str, found: list[Margin], here: int = 0) -> Any:
+def _table(file: str, lines: list[Margin], here: int = 0) -> Any:
     head = html.Tr([html.Th(name, className="n") for name in HEADS])
-    rows = [html.Tr(_cells(file, one), className="here" * (one.number == here)) for one in found]
+    rows = [html.Tr(_cells(file, one), className="here" * (one.number == here)) for one in lines]
     return html.Table([html.Thead(head), html.Tbody(rows)], className="plain source")
 
 

@@ -28,7 +28,7 @@ MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
-    """The page at once; what goes through the executed steps comes by itself (`_LATER`)."""
+    """The page; slower parts, which read the executed steps, follow by themselves (`_LATER`)."""
     report, of = view.report, facts.facts(view.report)
     scheduled = bool(len(report.runs))
     machine = common.card("Machine and program", common.facts(_machine(of)))
@@ -51,7 +51,7 @@ def _later(id: str) -> Any:
 
 
 def _stages(report: Report, theme: Theme) -> Any:
-    """Work of each stage, with links to the operators of those that compute longest."""
+    """Work of each stage, with links to the operators of the longest."""
     return bars_card(
         "Stages: cycles of a micro-batch",
         "stage-costs",
@@ -62,7 +62,7 @@ def _stages(report: Report, theme: Theme) -> Any:
 
 
 def _operators_of(report: Report) -> list[Any]:
-    """Links to the operators of the stages that compute longest, the longest first."""
+    """Links to the operators of the stages that compute longest, longest first."""
     longest = report.stages.sort_values("cycles", ascending=False, kind="stable").head(MOST_WAITS)
     return [
         dcc.Link(f"stage {stage}", href=f"/costs?stage={stage}")
@@ -71,7 +71,7 @@ def _operators_of(report: Report) -> list[Any]:
 
 
 def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
-    """The waterfall of the critical path, and beside it the longest waits in words."""
+    """The waterfall of the critical path, and its longest waits in words."""
     clock = Clock(report.target.clock_hz)
     critical = waits.of(report)
     rows = critical.longest.head(MOST_WAITS)
@@ -104,7 +104,7 @@ def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
 
 
 def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
-    """The way from the peak down to MFU; each part leads to what causes it."""
+    """The waterfall from the peak to MFU; each part links to its causes."""
     if (of := peak.peak(report)) is None:
         return []
     links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in _WHERE.items()}
@@ -113,7 +113,7 @@ def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
     return bars_card("From the peak to MFU", "peak", figure, note=note, links=links)
 
 
-# Where each part of the waterfall has its causes: page and parameters.
+# Where the causes of each part of the waterfall are: page and parameters.
 _WHERE: dict[str, tuple[str, dict[str, str]]] = {
     peak.WAITING: ("timeline", {}),
     peak.RAMPS: ("timeline", {}),
@@ -212,7 +212,7 @@ def _tiles(report: Report, profiles: Profiles) -> np.ndarray:
 
 
 def _memory(report: Report, theme: Theme, profiles: Profiles) -> Any:
-    """A chart of each IPU's fullest tile; if there are many, of the fullest."""
+    """The fullest tile of each IPU as a chart; if there are many IPUs, of the fullest."""
     tiles, limit = _tiles(report, profiles), report.target.bytes_per_tile
     if not len(tiles):
         return common.message("No tiles in this profile.")
@@ -257,7 +257,7 @@ def _breaking(name: str) -> list[Any]:
     return parts
 
 
-# What goes through the executed steps or all variables: a part of the page each.
+# Parts of the page that read all executed steps or all variables.
 _LATER: dict[str, Callable[[Report, Theme, Profiles], Any]] = {
     "summary-mfu": _mfu,
     "summary-slowest": _slowest,
@@ -270,7 +270,7 @@ _LATER: dict[str, Callable[[Report, Theme, Profiles], Any]] = {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks that fill what takes a moment; each follows the page by itself."""
+    """Register the callbacks that fill the slower parts, each by itself."""
 
     def filled(id: str, make: Callable[[Report, Theme, Profiles], Any]) -> None:
         @app.callback(

@@ -21,10 +21,7 @@ _NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Its name in the frame, its heading, and how d3 formats its numbers ("" for text).
-    """
+    """A column: name in the frame, heading, and d3's number format ("" for text)."""
 
     name: str
     heading: str
@@ -32,7 +29,7 @@ class Column:
     width: int = 0
     scale: float = 1.0
     tip: str = ""
-    least: int = 240  # pixels of a column that takes what the others leave
+    least: int = 240  # pixels, of a column that takes the rest
 
 
 def table(
@@ -47,9 +44,9 @@ def table(
 ) -> Any:
     """A table that can be sorted and filtered.
 
-    Its ``height``, pixels, is less where its rows are few, unless it is ``filled_later``. Numbers
-    are divided by their column's ``scale`` for display. ``row_id`` names the column that identifies
-    rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
+    ``height``, in pixels, shrinks to few rows unless the table is ``filled_later``. Numbers are
+    divided by their column's ``scale``. ``row_id``: the column that identifies rows, if clicks
+    matter. Rows whose order has a meaning are not ``sortable``.
     """
     fitted = _fitted(columns)
     filters = sortable and height is not None and height >= 300
@@ -68,7 +65,7 @@ def table(
     }
     if height is None:
         options["domLayout"] = "autoHeight"
-    elif not filled_later:  # no higher than its rows; three have room for words that there are none
+    elif not filled_later:  # no higher than its rows, at least three: an empty table says so
         height = height_of(len(rows), height, filters)
     more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
     if fitted:  # at first, and with every width of the window (assets/viewer.js)
@@ -103,7 +100,7 @@ def _fitted(columns: Sequence[Column]) -> bool:
 
 
 def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[str, Any]]:
-    """Columns as AG Grid takes them; ``fitted``: they get their widths from the table's."""
+    """Columns for AG Grid; ``fitted``: the table sets their widths."""
     definitions = []
     for column in columns:
         definition: dict[str, Any] = {
@@ -122,7 +119,7 @@ def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[st
         else:
             definition |= {"tooltipField": column.name}
         if column.width:
-            # beside its button a narrow column's field has no room for a word
+            # a narrow column has no room for a field beside its button
             definition |= {
                 "width": column.width,
                 "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
@@ -135,7 +132,7 @@ def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[st
 
 
 def _narrowest(column: Column) -> int:
-    """Pixels that a column takes at the least: numbers are whole, words may be cut."""
+    """The least pixels of a column: numbers are whole, words may be cut."""
     if not column.width:
         return min(column.least, _LEAST_NAME)
     heading = _LETTER * len(column.heading) + _PADDING
@@ -143,7 +140,7 @@ def _narrowest(column: Column) -> int:
 
 
 def _limits(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Between what each column may be for all to fit the table; what is left is for names."""
+    """Least and largest widths so that all columns fit; names get the rest."""
     limits = []
     for column in columns:
         limit = {"colId": column.name, "minWidth": _narrowest(column)}

@@ -1,7 +1,7 @@
 """Timeline: tasks, steps and modules over time, as levels of one zoom.
 
-Wide windows have a lane an IPU with its tasks, from ramp-up to ramp-down; narrow ones every step;
-the modules of steps are lanes above them where they are asked for.
+Wide windows show a lane of tasks per IPU, from ramp-up to ramp-down; narrow ones every step.
+Modules of steps are lanes above them on request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ipuscope.viewer.profiles import Profiles
 NAME = "timeline"
 _NO_STEP = ("program step", "Click a step in the timeline.")
 LEVELS = (("auto", "by zoom"), ("tasks", "tasks"), ("steps", "steps"), ("modules", "modules"))
-_TASKS = 8  # of a lane on average: a window of more has tasks
+_TASKS = 8  # of a lane on average: a window with more shows tasks
 
 
 def layout(view: View) -> Any:
@@ -87,7 +87,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "step", check=find),
             *timespan.hidden(view),
             dcc.Store(id="timeline-marked"),
-            dcc.Store(id="timeline-drawn"),  # then what is beneath the figure follows
+            dcc.Store(id="timeline-drawn"),  # then the rest of the page follows
         ),
         html.Div(id="timeline-said"),
         html.Div(
@@ -117,7 +117,7 @@ def _hits() -> Any:
 
 
 def _host(view: View) -> list[Any]:
-    """The host's tracepoints beside the calls that they ran, if the program had any."""
+    """The host's tracepoints beside the calls that they ran, if any."""
     if not len(view.report.host_events):
         return []
     lanes, ipus = host_lanes(view.report), view.report.target.ipus_per_replica
@@ -204,7 +204,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
     def draw(*values: Any) -> Any:
         *what, find, follow, low, high, asked_marks, chosen, where = values
         words, theme = str(find or ""), common.theme_of(where)
-        # what is found, and what is not, is told step by step
+        # search hits are reported for each step
         it = what_is_asked(profiles, *what, window=(low, high), each=bool(words.strip()))
         window = common.window(low, high, it.rows.end)
         pixels, named = timespan.pixels(where), it.named(profiles, words)
@@ -235,14 +235,14 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         end, count = it.rows.end, len(it.rows.names if tasks is None else tasks.shown)
         key = (it.key, tasks is None)
         timespan.keep_zoom(figure, NAME, it.clock, window, key, end, lanes, count)
-        said = [
+        notes = [
             *timespan.no_iteration(it.report, it.run, values[2]),
             *timespan.refusals(low, high, asked_marks, chosen, end, count),
             *(it.as_tasks() + it.left_out(profiles) if tasks is None else []),
         ]
         measured = timespan.measured(marks, selected, it.clock)
-        found = _found(it.rows, words, it.clock, named)
-        return figure, found, said, measured, list(window or ())
+        result = _search_result(it.rows, words, it.clock, named)
+        return figure, result, notes, measured, list(window or ())
 
     @app.callback(
         Output("timeline-counters", "figure"),
@@ -280,7 +280,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of the sums over the visible part and of the next search hit."""
+    """Register the callbacks of the sums over the window and of the next search hit."""
 
     @app.callback(
         Output("timeline-kinds", "children"),
@@ -396,8 +396,8 @@ def _details(app: Dash, profiles: Profiles) -> None:
         details: list[Any] = [_slice(profiles, it, position)] if here else []
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
-        known = number >= 0  # reading the steps to find none takes as long as finding one
-        row = np.flatnonzero(it.report.steps_in_order("step") == number) if known else np.zeros(0)
+        given = number >= 0  # reading the steps in vain takes as long as finding one
+        row = np.flatnonzero(it.report.steps_in_order("step") == number) if given else np.zeros(0)
         if len(row):
             theme, frame = common.theme_of(where), it.report.program_steps()
             details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
@@ -408,7 +408,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for: the report, its rows, and the run to which they belong."""
+    """What an address asks for: the report, its rows, and their run."""
 
     report: Report
     rows: Trace
@@ -425,14 +425,14 @@ class Asked:
         """Whether modules are lanes above the steps."""
         return self.level == "modules"
 
-    def tasks(self, profiles: Profiles, found: bool) -> Lanes | None:
-        """The lanes, where the window has tasks; None where steps are drawn, as of what is found.
+    def tasks(self, profiles: Profiles, searching: bool) -> Lanes | None:
+        """The lanes if the window shows tasks; None if it shows steps, as for search hits.
 
-        A wide window has tasks, unless another level is asked for.
+        A wide window shows tasks, unless another level is asked for.
         """
         if self.level in ("steps", "modules") or self.iteration is None:
             return None
-        if self.level == "auto" and (found or self.ipu is not None):
+        if self.level == "auto" and (searching or self.ipu is not None):
             return None
         what = (self.report, self.run, self.iteration)
         lanes = timespan.lanes_of(profiles, *what, self.arrangement)
@@ -444,7 +444,7 @@ class Asked:
         return lanes if shown > _TASKS * len(rows) else None
 
     def left(self, profiles: Profiles, where: Any) -> int:
-        """Pixels at the left of tasks' lanes, which figures below and above share with them."""
+        """Pixels at the left of tasks' lanes, shared with the figures below and above."""
         if self.level == "steps" or self.iteration is None or self.flame or self.ipu is not None:
             return 0
         what = (self.report, self.run, self.iteration)
@@ -476,7 +476,7 @@ class Asked:
         return timespan.left_out(profiles, *what)
 
     def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
-        """Executed steps of that name, where the rows of all time have tasks in their place."""
+        """Executed steps of that name, if the rows over all time show tasks instead."""
         ipus = np.unique(self.rows.ipu).tolist()
         whole = timespan.part_of(self.report, self.run, self.iteration, ipus, None)
         if not words.strip() or self.flame or whole is not None:
@@ -504,8 +504,8 @@ def what_is_asked(
 ) -> Asked:
     """The rows that the values of the parameters `_WHAT` describe.
 
-    ``window``: values of the parameters from and to, where its steps are wanted; ``each`` of them,
-    or those at a ``point``, where they are not merged.
+    ``window``: values of the parameters from and to, if its steps are wanted: ``each``, or those at
+    a ``point``, unmerged.
     """
     profile, run, iteration, span, ipu, level, lanes, opened, pins, unit = values
     report = profiles.get(common.whole(profile, 0))
@@ -528,38 +528,38 @@ def what_is_asked(
 
 
 def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
-    """Position in ``rows.rows`` of the slice at a point of the figure; -1 if there is none."""
+    """The position in ``rows.rows`` of the slice at a point of the figure; -1 if none."""
     return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
 
 
-def _step_of(rows: Trace, found: int) -> str:
-    step = int(rows.step[rows.rows.source[found]])
+def _step_of(rows: Trace, position: int) -> str:
+    step = int(rows.step[rows.rows.source[position]])
     return str(step) if step >= 0 else ""
 
 
-def _slice(profiles: Profiles, it: Asked, found: int) -> Any:
-    """When a slice begins and how long it lasts; of a wait, what the update waits for meanwhile."""
+def _slice(profiles: Profiles, it: Asked, position: int) -> Any:
+    """When a slice begins and how long it lasts; for a wait, what the update waits for."""
     rows = it.rows.rows
-    begin, end = int(rows.start[found]), int(rows.end[found])
-    label = it.rows.labels[it.rows.label[rows.source[found]]]
-    row = int(np.searchsorted(rows.first, found, side="right")) - 1
+    begin, end = int(rows.start[position]), int(rows.end[position])
+    label = it.rows.labels[it.rows.label[rows.source[position]]]
+    row = int(np.searchsorted(rows.first, position, side="right")) - 1
     begin, end = begin - it.rows.origin, end - it.rows.origin
-    said = common.facts(
+    facts = common.facts(
         [
             ("here", label or "waiting"),
             ("on", f"IPU {it.rows.ipu[row]}"),
             ("from, for", f"{begin:,}, {it.clock.both(end - begin)}"),
             *(
                 timespan.meanwhile(profiles, it.report, it.run, it.iteration, begin, end)
-                if rows.code[found] == WAITING
+                if rows.code[position] == WAITING
                 else []
             ),
         ]
     )
-    return html.Div([said, timespan.pin_button(begin, end)])
+    return html.Div([facts, timespan.pin_button(begin, end)])
 
 
-def _found(rows: Trace, find: str, clock: Clock, named: ExecutedByName | None) -> Any:
+def _search_result(rows: Trace, find: str, clock: Clock, named: ExecutedByName | None) -> Any:
     if not find.strip():
         return []
     slices, cycles = figures.matches(rows, find) if named is None else (len(named), named.cycles)

@@ -1,8 +1,8 @@
 """Shared by Timeline and Memory: time window, marks, selection and lanes.
 
-All of it is in the address, in cycles from the start of what is shown, so it carries over from page
-to page. assets/timeline.js writes it: wheel and keys move the window, M sets marks, a drag with
-Shift selects, a click asks for details.
+All are in the address, in cycles from the start of what is shown, and so carry over between pages.
+assets/timeline.js writes them: wheel and keys move the window, M sets marks, a drag with Shift
+selects, a click asks for details.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
 MOST_PINS = 16
-MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that
-_EACH = 100_000  # steps: of more, those that are narrower than a pixel are merged
-_COLUMNS = 2048  # pixels that no figure has many more of
+MOST_IN_WINDOW = 200_000  # ... of a window, if there are more in all
+_EACH = 100_000  # steps: beyond so many, those narrower than a pixel are merged
+_COLUMNS = 2048  # pixels: few figures are wider
 LANES = ("lanes", "opened", "pins")
 Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
 Ipus = Sequence[int] | np.ndarray
@@ -64,7 +64,7 @@ def hidden(view: View) -> list[Any]:
 
 
 def lane_controls(view: View) -> list[Any]:
-    """Controls to fold equal lanes, and to pin IPUs to lanes of their own at the top."""
+    """Controls to fold equal lanes, and to pin IPUs to their own lanes at the top."""
     count = view.report.target.num_ipus
     if count < 2:
         return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
@@ -83,17 +83,17 @@ def fold_default(report: Report) -> str:
 
 
 def inputs(page: str, *names: str) -> list[Input]:
-    """Callback inputs of window, marks and selection, which follow the page's other parameters."""
+    """Callback inputs of window, marks and selection, after other parameters of the page."""
     return common.param_input(page, *names, "from", "to", "marks", "select")
 
 
 def states(page: str, *names: str) -> list[State]:
-    """The same as `inputs`, but as states for a callback with another trigger."""
+    """The same as `inputs`, as states of a callback with another trigger."""
     return [State(one.component_id, "value") for one in inputs(page, *names)]
 
 
 def width(where: Any) -> int:
-    """Pixels of a figure as wide as the page, from the window width that the browser reported."""
+    """Pixels of a figure as wide as the page, from the browser's window width."""
     return common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 320, 8000)
 
 
@@ -103,7 +103,7 @@ def pixels(where: Any) -> int:
 
 
 def numbers(value: Any, most: int) -> list[int]:
-    """Distinct whole numbers of a comma-separated text or a list; anything else is left out."""
+    """Distinct whole numbers of a comma-separated text or a list; the rest is ignored."""
     parts = value if isinstance(value, list) else str(value or "").split(",")
     parsed = (common.whole(part, -1) for part in parts[: 4 * most])
     return list(dict.fromkeys(number for number in parsed if number >= 0))[:most]
@@ -115,7 +115,7 @@ def marks_of(value: Any, end: int) -> list[int]:
 
 
 def selection_of(value: Any, end: int) -> Selection | None:
-    """The selection: ``low,high,first row,last row``; all rows if the last two are missing."""
+    """The selection: ``low,high,first row,last row``; all rows without the last two."""
     parts = [common.whole(part, -1) for part in str(value or "").split(",")[:4]]
     if len(parts) < 2 or not 0 <= parts[0] < parts[1]:
         return None
@@ -137,26 +137,26 @@ def iteration_of(report: Report, run: int, iteration: Any) -> int:
 def refusals(
     low: Any, high: Any, marks: Any, select: Any, end: int, lanes: int, at: Any = None
 ) -> list[Any]:
-    """Messages about a window, marks and a selection that are not within what is shown.
+    """Messages about a window, marks and a selection outside of what is shown.
 
-    ``end``: its cycles; ``lanes``: its rows; ``at``: a point, where no details say that it is none.
+    ``end``: its cycles; ``lanes``: its rows; ``at``: a point, if the details do not refuse it.
     """
-    said = [common.no_window(low, high, end, "cycles")]
+    notes = [common.no_window(low, high, end, "cycles")]
     asked = [one for one in str(marks or "").split(",") if one]
-    known = [one for one in asked if common.whole(one, -1, 0, end) >= 0]
-    if known != asked:
-        bad = next(one for one in asked if one not in known)
+    valid = [one for one in asked if common.whole(one, -1, 0, end) >= 0]
+    if valid != asked:
+        bad = next(one for one in asked if one not in valid)
         there = refused.numbers(0, end, "cycles")
-        said.append(refused.refused("mark at", bad, there, "It is left out; M sets one."))
-    elif len(set(known)) > MOST_MARKS:
+        notes.append(refused.refused("mark at", bad, there, "It is left out; M sets one."))
+    elif len(set(valid)) > MOST_MARKS:
         there = f"there are {MOST_MARKS} at most"
-        said.append(refused.refused("mark after the first", MOST_MARKS, there, ""))
+        notes.append(refused.refused("mark after the first", MOST_MARKS, there, ""))
     if str(select or ""):
-        said.append(_no_selection(str(select), end, lanes))
+        notes.append(_no_selection(str(select), end, lanes))
     point = point_of(at)
     if at and (point is None or not 0 <= point[0] <= end):
-        said.append(_no_point(at, end, lanes, "Click anything for details."))
-    return [common.message(words, "warning") for words in said if words]
+        notes.append(_no_point(at, end, lanes, "Click anything for details."))
+    return [common.message(words, "warning") for words in notes if words]
 
 
 def _no_point(at: Any, end: int, lanes: int, then: str) -> str:
@@ -169,19 +169,19 @@ def _no_point(at: Any, end: int, lanes: int, then: str) -> str:
 
 
 def _no_selection(asked: str, end: int, lanes: int) -> str:
-    found = selection_of(asked, end)
-    rows = None if found is None else found.rows
-    if found is not None and (rows is None or rows[1] < lanes):
-        as_it_is = [found.low, found.high, *(rows or ())]
+    selection = selection_of(asked, end)
+    rows = None if selection is None else selection.rows
+    if selection is not None and (rows is None or rows[1] < lanes):
+        as_it_is = [selection.low, selection.high, *(rows or ())]
         if [common.whole(one, -1) for one in asked.split(",")] == as_it_is:
             return ""
     there = f"two cycles of 0 to {end:,} make one, and two of the lanes 0 to {lanes - 1}"
-    drawn = "This is what there is of it" if found is not None else "Nothing is selected"
+    drawn = "This is what there is of it" if selection is not None else "Nothing is selected"
     return refused.refused("selection", asked, there, f"{drawn}; drag with Shift to select.")
 
 
 def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
-    """A message if the call that is chosen has not this device iteration, as another may have."""
+    """A message if the chosen call lacks this device iteration."""
     most = max(0, int(report.runs["iterations"].iloc[run]) - 1)
     if str(iteration or "") == "" or common.whole(iteration, -1, 0, most) >= 0:
         return []
@@ -195,7 +195,7 @@ def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How lanes are arranged: whether folded, which are opened, which IPUs are pinned."""
+    """How lanes are arranged: folded or not, which are open, which IPUs are pinned."""
 
     fold: bool = False
     opened: tuple[int, ...] = ()
@@ -241,7 +241,7 @@ def with_steps(
 ) -> Lanes:
     """Lanes with their steps, if there is room for them.
 
-    ``window``: cycles from their start; where all steps are too many, those of the window.
+    ``window``: cycles from their start; if all steps are too many, only its steps.
     """
     part = part_of(report, run, iteration, lanes.ipus, window)
     if part is None:
@@ -268,9 +268,9 @@ def _executed(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The steps that are drawn: of a span of time, on the clock of `Report.tasks`.
+    """The drawn steps of a span of time, on the clock of `Report.tasks`.
 
-    ``finest``: those of fewer cycles are merged with their neighbours; 0: each is there.
+    ``finest``: shorter steps, in cycles, are merged with their neighbours; 0: none are.
     """
 
     low: float = -np.inf
@@ -294,11 +294,11 @@ def part_of(
 ) -> Part | None:
     """The steps of these IPUs that are drawn.
 
-    All of them where they are not too many, merged where there is no ``window`` and no pixel for
-    each: a first look. Zooms and moves share what the first of them has made. Else those of the
-    window (cycles from the start of what is shown), with a margin for dragging. None where it, too,
-    has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are those of
-    the tasks that run at a cycle, which are enough then.
+    All if they are not too many; merged if there is no ``window`` and no pixel for each: a first
+    look. Zooms and moves share what the first of them made. Otherwise those of the window (cycles
+    from the start of what is shown), with a margin for dragging; None if these are too many, too:
+    tasks are drawn instead. ``each``: merge none; ``moment``: nor those of the tasks that run at
+    that cycle, which then suffice.
     """
     if lane_figures.drawable(report, run, iteration, ipus):
         few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
@@ -349,14 +349,12 @@ def rows_of(
     each: bool = False,
     moment: float | None = None,
 ) -> Trace:
-    """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
+    """The trace ready to be drawn, of one IPU or of all lanes, at most `FEW`.
 
-    Rows have tasks where there are more steps than are drawn at once; those of a ``window`` (cycles
-    from the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
-    ``each`` and ``moment`` as for `part_of`.
-
-    ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
-    path.
+    Rows have tasks if there are more steps than are drawn at once; with a ``window`` (cycles from
+    the start of what is shown) they have its steps if these are at most `MOST_IN_WINDOW`. ``each``
+    and ``moment`` as for `part_of`. ``iteration`` None: the whole call. ``form``: "flat", or
+    "flame" for a flame graph by module path.
     """
 
     def lanes() -> list[tuple[int, str]]:
@@ -399,7 +397,7 @@ def rows_of(
 def _named(
     profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
 ) -> list[tuple[int, str]]:
-    """The IPUs that have a row, with its name; of many, the longest on the critical path."""
+    """The IPUs with a row, and its name; of many, the longest on the critical path."""
     lanes = lanes_of(profiles, report, run, iteration, arrangement)
     length = lanes.path.end - lanes.path.start
     weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
@@ -459,14 +457,14 @@ def _row_of_ipus(
 
 
 def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
-    """The counters of the rows; ``key`` tells them from others of the report."""
+    """The counters of the rows; ``key`` distinguishes them from others of the report."""
     return profiles.made(
         report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
     )
 
 
 def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
-    """The counters of the rows' IPUs, by IPU; replicas do as the first does."""
+    """The counters of the rows' IPUs, by IPU; replicas equal the first."""
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
     in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
     each = [
@@ -491,10 +489,9 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
 
 
 def link_to_wait(row: Any, total: int) -> str:
-    """The address in the execution trace of where a wait is longest on the path.
+    """The address in the execution trace where a wait is longest on the path.
 
-    ``row``: one of `ipuscope.profiler.analysis.waits`'s longest; ``total``: cycles of the
-    path.
+    ``row``: from `ipuscope.profiler.analysis.waits`'s longest; ``total``: cycles of the path.
     """
     query: dict[str, int | str] = {"step": int(row.step)}
     if row.end >= 0:
@@ -519,8 +516,8 @@ def keep_zoom(
 ) -> None:
     """Let the address set the zoom, and keep legend switches as they are.
 
-    The browser is told how to request another part, the total length (``end``, cycles), what a
-    click on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
+    The browser learns how to request another part, the total length (``end``, cycles), what a click
+    on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
     """
     opens = [[one.shown, one.group] for one in lanes]
     common.zoomable(figure, page, clock.scale, end=end)
@@ -547,7 +544,7 @@ def ipus_in(rows: Trace, selected: tuple[int, int] | None) -> list[int] | None:
 
 
 def point_of(value: Any) -> tuple[float, float] | None:
-    """The cycle of a click, from the start of what is shown, and its row (with fraction)."""
+    """The cycle of a click, from the start of what is shown, and its row (fractional)."""
     try:
         cycle, row = (float(part) for part in str(value or "").split(","))
     except ValueError:
@@ -556,7 +553,7 @@ def point_of(value: Any) -> tuple[float, float] | None:
 
 
 def nothing_at(asked: Any, end: int, lanes: int, what: str) -> Any:
-    """What the details say where no point is asked for, or nothing is at it: to click ``what``."""
+    """Details if no point is asked for, or nothing is at it: a hint to click ``what``."""
     click = f"Click {what}."
     if asked in (None, ""):
         return common.message(click)
@@ -566,9 +563,9 @@ def nothing_at(asked: Any, end: int, lanes: int, what: str) -> Any:
 def meanwhile(
     profiles: Profiles, report: Report, run: int, iteration: int | None, begin: int, end: int
 ) -> list[tuple[str, Any]]:
-    """Which IPU is on the critical path for longest between two cycles, with a link to its steps.
+    """The IPU that is longest on the critical path between two cycles, with a link to its steps.
 
-    Cycles are from the start of the device iteration; nothing of a whole call.
+    Cycles are from the start of the device iteration; empty for a whole call.
     """
     if iteration is None:
         return []
@@ -584,7 +581,7 @@ def meanwhile(
 
 
 def pin_button(begin: int, end: int) -> Any:
-    """A button that pins a slice: marks at both ends, kept in the address on every timeline page.
+    """A button that pins a slice: marks at both ends, in the address on every timeline page.
 
     Pressing it again removes them. Cycles are from the start of what is shown.
     """
