@@ -56,7 +56,6 @@ _NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| (K|M|G)?i?B)?)?")
 _LONG = 16  # letters from which a name may break
 _MARK = re.compile("@@[A-Z]+@@")  # what a page fills in, in assets/report.html
 _BEHIND_MARKS = re.compile(r"(?<=[/._:])(?=[A-Za-z])")
-_FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,17 +240,15 @@ def _from_peak(report: Report, top: Peak) -> Iterator[Section]:
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
     changes = insights(report)
-    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in changes]
+    rows = [
+        (_gain(one), sentence(one.title), one.detail, "\n".join([one.change_in_words, *one.code]))
+        for one in changes
+    ]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
         " of the fullest tile; ≤ marks a bound, ~ an estimate."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
-
-
-def _change(one: Insight) -> str:
-    """What to change, with each statement on its own lines."""
-    return "\n".join([one.change_in_words, *one.code])
 
 
 def _gain(one: Insight) -> str:

@@ -251,7 +251,10 @@ def _print_table(console: Console, table: Table) -> None:
     if table.title:
         console.print(Text(table.title, style="bold"))
     shown = table.shown if table.printed is None else table.printed
-    columns = [[_cell(one, value) for value in shown[one.key].tolist()] for one in table.columns]
+    columns = [
+        ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
+        for one in table.columns
+    ]
     titles = [one.title.split("\n") for one in table.columns]
     wanted = [
         max(map(cell_len, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
@@ -284,6 +287,10 @@ def _print_table(console: Console, table: Table) -> None:
         console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))
 
 
+def _fitted(column: Column, cell: str, width: int) -> str:
+    return shortened(cell, width) if column.write is text else cell
+
+
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
     """Widths that add up to ``room``, the longest narrowed first.
 
@@ -300,14 +307,6 @@ def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> l
             break
         widths[max(able)[1]] -= 1
     return widths
-
-
-def _fitted(column: Column, cell: str, width: int) -> str:
-    return shortened(cell, width) if column.write is text else cell
-
-
-def _cell(column: Column, value: Any) -> str:
-    return "" if _missing(value) else column.write(value)
 
 
 def _print_facts(console: Console, facts: Facts) -> None:

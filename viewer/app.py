@@ -296,15 +296,10 @@ def _head(view: View) -> Any:
         html.P(common.separated(parts)),
     ]
     if meta["state"] == "out of memory":
-        children.append(_out_of_memory(view))
+        words = [_too_full(view), *_relief(view)]
+        alert = html.Div(words, className="message error", role="alert", id="too-full")
+        children.append(alert)
     return children
-
-
-def _out_of_memory(view: View) -> Any:
-    """Where memory runs out, and what frees most there."""
-    return html.Div(
-        [_too_full(view), *_relief(view)], className="message error", role="alert", id="too-full"
-    )
 
 
 def _too_full(view: View) -> Any:
@@ -418,7 +413,7 @@ def _register(app: Dash, profiles: Profiles) -> None:
             profiles,
             page.path.strip("/") or "summary",
             common.parse(where.get("search")),
-            _theme(where),
+            common.theme_of(where),
         )
         allowed = _params_of(app, view.page) | _params_of(app, query.NAME)
         _refuse(view, str(where.get("search") or ""), page.name, allowed)
@@ -468,10 +463,6 @@ def _waiting(profiles: FollowedProfiles) -> Any:
         "Waiting for a profile",
         common.message(f"None is below {profiles.directory}{there}. {profiles.to_get_one}"),
     )
-
-
-def _theme(where: dict[str, Any]) -> themes.Theme:
-    return themes.theme(where.get("theme"))
 
 
 def _on_error(error: Exception) -> None:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: Report) -> Page:
         from ipuscope.profiler import analysis, open_report
-        from ipuscope.profiler.units import count
+        from ipuscope.profiler.units import count, percent
         from ipuscope.reports.tables import Column, Page, Table, say, text
 
         with open_report(other_path) as other:
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 Column("cycles_a", "cycles A"),
                 Column("cycles_b", "cycles B"),
                 Column("difference", "B - A"),
-                Column("share", "share", _share),
+                Column("share", "share", percent),
             ),
             f"what {each} waits for on the critical path: the differences add up",
             most=common.top(args),
@@ -176,12 +176,6 @@ def _apart(reasons: dict[str, str]) -> Iterator[str]:
 
 def _cycles(value: float | None) -> str:
     return "none" if value is None else f"{value:,.0f}"
-
-
-def _share(value: float) -> str:
-    from ipuscope.profiler import units
-
-    return units.percent(value) if math.isfinite(value) else ""
 
 
 def _amount(value: float, unit: str) -> str:

@@ -74,10 +74,6 @@ def run(args: argparse.Namespace) -> int:
             return _alike(report, args)
         from ipuscope.profiler import analysis
         from ipuscope.profiler.units import percent
-
-        def _percent(share: float) -> str:
-            return percent(share) if share == share else ""
-
         from ipuscope.reports.tables import Column, Page, Table, identity, text
 
         frame = common.filtered(analysis.operators(report), "name", args.name)
@@ -112,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             Column("total_cycles", "total"),
             Column("share", "share", percent),
             *([] if args.why else [Column("recompute_cycles", "again")]),
-            Column("of_roof", "of its\nceiling", _percent),
+            Column("of_roof", "of its\nceiling", percent),
             *([Column("why", "most of the rest", text)] if args.why else []),
         )
         form = shown if args.form == "text" else frame

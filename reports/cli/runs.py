@@ -7,7 +7,6 @@ its compile gave.
 from __future__ import annotations
 
 import argparse
-import math
 
 from ipuscope.reports.cli import common
 
@@ -16,17 +15,6 @@ EXAMPLES = """  ipu-report runs tried
   ipu-report runs --csv tried > runs.csv
   ipu-report runs --json 'runs/*' | jq '.[0].runs[] | select(.fits) | .profile'
 """
-
-
-def _off(share: float) -> str:
-    """A prediction's error as a share; "" where nothing was predicted."""
-    return "" if math.isnan(share) else f"{round(share, 3) + 0.0:+.1%}"
-
-
-def _share(value: float | None) -> str:
-    from ipuscope.profiler import units
-
-    return "" if value is None or math.isnan(value) else units.percent(value)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from ipuscope.profiler.analysis.runs import runs
-    from ipuscope.profiler.units import per_second
+    from ipuscope.profiler.units import per_second, percent
     from ipuscope.reports.tables import (
         Column,
         Page,
@@ -68,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
             Column("samples", "samples/\nupdate"),
             Column("levers", "--with", text),
             Column("samples_per_second", "samples/s", per_second),
-            Column("mfu", "MFU", _share),
-            Column("off", "pre-\ndicted", _off),
+            Column("mfu", "MFU", percent),
+            Column("off", "pre-\ndicted", lambda share: f"{round(share, 3) + 0.0:+.1%}"),
             Column("fullest_bytes", "extent\nKiB", kibibytes),
             Column("answer", "memory", sentence),
         )

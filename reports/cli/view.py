@@ -241,15 +241,11 @@ def ssh_forward(
     return f"ssh -L {port}:{here}:{port} {user()}@{words[2]}"
 
 
-def _open(pattern: str) -> Report:
-    from ipuscope.profiler import open_report
-
-    return open_report(common.find_one(pattern))
-
-
 def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
     """The second profile, if one was given."""
-    return nullcontext() if args.other is None else _open(args.other)
+    from ipuscope.profiler import open_report
+
+    return nullcontext() if args.other is None else open_report(common.find_one(args.other))
 
 
 def free_port(host: str, port: int) -> int:

@@ -105,10 +105,11 @@ def _result(check: Check, blocks: int) -> Any:
             ]
         )
     )
-    heads = ("Blocks a stage", "predicted", "compiled", "off by", "largest extent", "compiled", "")
+    heads = ("predicted", "compiled", "off by", "largest extent", "compiled")
+    numbers = [html.Th(words, className="n") for words in heads]
     table = html.Table(
         [
-            html.Thead(html.Tr([_head(words) for words in heads])),
+            html.Thead(html.Tr([html.Th("Blocks a stage"), *numbers, html.Th("")])),
             html.Tbody([_row(one, blocks) for one in check.results]),
         ],
         className="plain",
@@ -120,11 +121,6 @@ def _of_compiled(count: int) -> str:
     if count == 1:
         return "and the only split that could be compiled"
     return f"of {count} splits that were compiled"
-
-
-def _head(words: str) -> Any:
-    """Above numbers, which end at the right."""
-    return html.Th(words, className="" if words in ("Blocks a stage", "") else "n")
 
 
 def _row(one: Verified, blocks: int) -> Any:

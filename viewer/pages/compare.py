@@ -186,7 +186,8 @@ def _measures(a: Report, b: Report) -> Any:
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         both = [_amount(value, row.unit) for value in (row.a, row.b)]
-        cells = [*both, _change(row.difference, row.unit), ratio]
+        sign = "+" if row.difference > 0 else ""
+        cells = [*both, sign + units.minus(_amount(row.difference, row.unit)), ratio]
         rows.append(
             html.Tr(
                 [
@@ -196,11 +197,6 @@ def _measures(a: Report, b: Report) -> Any:
             )
         )
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
-
-
-def _change(value: float, unit: str) -> str:
-    """A difference with its sign, as the table of operators has it."""
-    return ("+" if value > 0 else "") + units.minus(_amount(value, unit))
 
 
 def _amount(value: float, unit: str) -> str:

@@ -144,10 +144,9 @@ def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
     tensors = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
     if not len(tensors):
         return []
-    ends = {name: [_end(one) for one in tensors[name]] for name in ("source", "target")}
+    ends = {
+        name: [f"IPU {ipu}" if ipu >= 0 else "off chip" for ipu in tensors[name]]
+        for name in ("source", "target")
+    }
     height = None if len(tensors) <= _FEW_TENSORS else 320
     return [tables.table("trace-moved", tensors.assign(**ends), _MOVED, theme, height)]
-
-
-def _end(ipu: int) -> str:
-    return f"IPU {ipu}" if ipu >= 0 else "off chip"

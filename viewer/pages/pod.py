@@ -46,6 +46,9 @@ def layout(view: View) -> Any:
         parts.append(f"{target.num_replicas} replicas (r)")
     what = f"{count(number, 'IPU')}: {'; '.join(parts)}."
 
+    rings = "the ring of replicas" if shards == 1 else "rings of shards and of replicas"
+    links = f"Copies between the IPUs of a replica, and {rings}: what each IPU sends."
+
     def no_ipu(value: str) -> str:
         if common.whole(value, -1, 0, number - 1) >= 0:
             return ""
@@ -62,13 +65,8 @@ def layout(view: View) -> Any:
             "Map", "pod-map", note=what + " A row is an IPU-Machine; a frame is a replica."
         ),
         common.filled("pod-chosen"),
-        common.card("Links", common.filled("pod-links"), note=_note(shards)),
+        common.card("Links", common.filled("pod-links"), note=links),
     ]
-
-
-def _note(shards: int) -> str:
-    rings = "the ring of replicas" if shards == 1 else "rings of shards and of replicas"
-    return f"Copies between the IPUs of a replica, and {rings}: what each IPU sends."
 
 
 def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:

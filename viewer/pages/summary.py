@@ -90,7 +90,7 @@ def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
         )
         for row in units.rows_of(rows)
     ]
-    what = _iteration(report)
+    what = "weight update" if report.meta["kind"] == "training" else "device iteration"
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
@@ -127,11 +127,6 @@ _WHERE: dict[str, tuple[str, dict[str, str]]] = {
     peak.REARRANGING: ("costs", {"find": "rearrangement"}),
     peak.BELOW: ("costs", {"form": "roofline"}),
 }
-
-
-def _iteration(report: Report) -> str:
-    """The word for one device iteration."""
-    return "weight update" if report.meta["kind"] == "training" else "device iteration"
 
 
 def _confidence(report: Report) -> list[Any]:

@@ -48,7 +48,7 @@ def table(
     divided by their column's ``scale``. ``row_id``: the column that identifies rows, if clicks
     matter. Rows whose order has a meaning are not ``sortable``.
     """
-    fitted = _fitted(columns)
+    fitted = sum(map(_narrowest, columns)) <= _NARROW_TABLE  # else the table scrolls
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
     extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
@@ -92,11 +92,6 @@ def table(
 def height_of(rows: int, most: int, filters: bool = False) -> int:
     """Pixels of a table of so many rows, at the most ``most``."""
     return min(most, _HEADER * (2 if filters else 1) + _ROW * max(3, rows) + _SCROLLBAR)
-
-
-def _fitted(columns: Sequence[Column]) -> bool:
-    """Whether they fit the table in most windows; others scroll."""
-    return sum(map(_narrowest, columns)) <= _NARROW_TABLE
 
 
 def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[str, Any]]:

@@ -304,10 +304,10 @@ def part_of(
         few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
         if each or few or window is not None:
             return Part()
+        origin, end = report.extent(run, ipus, iteration)
         if moment is None:
-            return _merged(report, run, iteration, ipus)
-        at = moment + report.extent(run, ipus, iteration)[0]
-        return Part(at - 1, at + 1)
+            return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
+        return Part(origin + moment - 1, origin + moment + 1)
     if len(ipus) > FEW or window is None:
         return None
     origin, _ = report.extent(run, ipus, iteration)
@@ -315,12 +315,6 @@ def part_of(
     part = (window[0] - margin + origin, window[1] + margin + origin)
     few = report.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
     return Part(*part) if few else None
-
-
-def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Part:
-    """All steps, those that are narrower than a pixel merged."""
-    origin, end = report.extent(run, ipus, iteration)
-    return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
 
 
 def as_tasks(
