@@ -88,18 +88,18 @@
     setTimeout(() => { if (!relatedTarget && target.isConnected && last?.element === target) { last = null; } });
   });
   function again() {
-    const known = last && !/^named-/.test(last.id) && last.id ? document.getElementById(last.id) : null;
-    if (known) { return known; }
+    const byId = last && !/^named-/.test(last.id) && last.id ? document.getElementById(last.id) : null;
+    if (byId) { return byId; }
     const cards = Array.from(document.querySelectorAll('.card')).filter((card) => card.querySelector('h2')?.textContent === last.card);
     const alike = cards.flatMap((card) => Array.from(card.querySelectorAll(last.tag)));
     return alike.find((one) => wordsOf(one) === last.words);
   }
   function keepFocus() {
     if (!last || last.element.isConnected || last.grid?.isConnected || document.activeElement !== document.body) { return; }
-    const moved = last.path !== window.location.pathname, found = moved ? null : again();
+    const moved = last.path !== window.location.pathname, next = moved ? null : again();
     last.since = last.since || performance.now();
-    if (!found && !moved && performance.now() - last.since < 3000) { setTimeout(keepFocus, 300); return; }
-    (found || document.getElementById('main'))?.focus({ preventScroll: true });
+    if (!next && !moved && performance.now() - last.since < 3000) { setTimeout(keepFocus, 300); return; }
+    (next || document.getElementById('main'))?.focus({ preventScroll: true });
   }
 
   let waiting = false;

@@ -217,8 +217,8 @@
   }, { passive: true });
   const list = (param) => value(param).split(',').filter((one) => one);
   function toggled(param, one) {
-    const known = list(param);
-    return known.includes(String(one)) ? known.filter((other) => other !== String(one)) : [...known, String(one)];
+    const chosen = list(param);
+    return chosen.includes(String(one)) ? chosen.filter((other) => other !== String(one)) : [...chosen, String(one)];
   }
   document.addEventListener('click', (event) => {
     const clear = event.target.closest?.('[data-clear]');
@@ -235,16 +235,16 @@
     return lane ? { page: metaOf(plot).page, shown: lane[0], group: lane[1] } : null;
   }
   // Lanes move when one is pinned, opened or closed: what is asked after stays on its own.
-  let held = null;
+  let askedLane = null;
   function hold(plot) {
     const row = rowAsked(), lane = (metaOf(plot).lanes || [])[row];
-    held = row >= 0 && lane ? { lanes: String(metaOf(plot).lanes), shown: lane[0] } : null;
+    askedLane = row >= 0 && lane ? { lanes: String(metaOf(plot).lanes), shown: lane[0] } : null;
   }
   function settle() {
-    const plot = held && figures().find((one) => (metaOf(one).lanes || []).length);
-    if (!plot || String(metaOf(plot).lanes) === held.lanes) { return; }
-    const row = metaOf(plot).lanes.findIndex((lane) => lane[0] === held.shown), at = value('at').split(',');
-    held = null;
+    const plot = askedLane && figures().find((one) => (metaOf(one).lanes || []).length);
+    if (!plot || String(metaOf(plot).lanes) === askedLane.lanes) { return; }
+    const row = metaOf(plot).lanes.findIndex((lane) => lane[0] === askedLane.shown), at = value('at').split(',');
+    askedLane = null;
     if (row >= 0 && at.length === 2 && Math.round(Number(at[1])) !== row) { put(metaOf(plot).page, 'at', at[0] + ',' + row); }
   }
   // A pinned lane leaves the pointer: P again, before the pointer moves, is of the same lane.
@@ -282,8 +282,8 @@
 
   // A slice is pinned by marks at both of its ends, and unpinned where both are there.
   function pinSlice(ends) {
-    const known = list('marks'), both = ends.every((one) => known.includes(one));
-    const others = known.filter((one) => !ends.includes(one));
+    const marks = list('marks'), both = ends.every((one) => marks.includes(one));
+    const others = marks.filter((one) => !ends.includes(one));
     put(metaOf(main()).page, 'marks', (both ? others : [...others, ...ends]).join(','));
   }
 
@@ -293,8 +293,8 @@
     if (!plot) { return; }
     const [low, high] = windowOf(plot), near = (high - low) * 6 / (plot._fullLayout.xaxis._length || 600);
     const at = Math.min(metaOf(plot).end || Infinity, Math.max(0, Math.round(pointer ? pointer.x : (low + high) / 2)));
-    const known = list('marks').map(Number), old = known.find((one) => Math.abs(one - at) <= near);
-    const marks = old === undefined ? [...known, at] : known.filter((one) => one !== old);
+    const times = list('marks').map(Number), old = times.find((one) => Math.abs(one - at) <= near);
+    const marks = old === undefined ? [...times, at] : times.filter((one) => one !== old);
     put(metaOf(plot).page, 'marks', marks.join(','));
   }
   function measure() {

@@ -68,14 +68,14 @@ window.dashAgGridFunctions = {
 
 // What an address asked for and did not get is said above the page, until its parameter is another.
 window.ipuscopeRefused = function (query) {
-  const said = Array.from(document.querySelectorAll('#alert [data-refused]'));
+  const messages = Array.from(document.querySelectorAll('#alert [data-refused]'));
   const value = (one) => query.get(one.dataset.refused) || '';
   const holds = (one) => {
     if (one.ipuscopeSaid?.words !== one.textContent) { one.ipuscopeSaid = { words: one.textContent, value: value(one) }; }
     return one.ipuscopeSaid.value === value(one);
   };
-  const rest = said.filter(holds);
-  if (rest.length === said.length) { return; }
+  const rest = messages.filter(holds);
+  if (rest.length === messages.length) { return; }
   const part = (one) => ({ namespace: 'dash_html_components', type: 'Div', props: {
     children: one.textContent, className: one.className, role: 'status', 'data-refused': one.dataset.refused } });
   window.dash_clientside.set_props('alert', { children: rest.map(part) });
@@ -359,7 +359,7 @@ window.ipuscopeKeep = function (query) {
     document.querySelector('.grip')?.setAttribute('aria-valuenow', String(Math.round(height)));
     try { localStorage.setItem('ipuscope-drawer', String(height)); } catch { /* as in the page's head */ }
   }
-  try { const kept = Number(localStorage.getItem('ipuscope-drawer')); if (kept) { high(kept); } } catch { /* none */ }
+  try { const stored = Number(localStorage.getItem('ipuscope-drawer')); if (stored) { high(stored); } } catch { /* none */ }
   let gripped = null;
   document.addEventListener('pointerdown', (event) => {
     const grip = event.target.closest?.('.grip');
@@ -432,10 +432,10 @@ window.ipuscopeKeep = function (query) {
     if ((event.ctrlKey || event.metaKey) && event.key === 'k') { event.preventDefault(); palette(); return; }
     const dialog = event.target.closest?.('#palette');
     if (!dialog) { return; }
-    const found = Array.from(dialog.querySelectorAll('a, button')), at = found.indexOf(document.activeElement);
-    if (event.key === 'ArrowDown') { found[Math.min(found.length - 1, at + 1)]?.focus(); event.preventDefault(); }
-    else if (event.key === 'ArrowUp') { (found[at - 1] || paletteField()).focus(); event.preventDefault(); }
-    else if (event.key === 'Enter' && at < 0) { found[0]?.click(); event.preventDefault(); }
+    const choices = Array.from(dialog.querySelectorAll('a, button')), at = choices.indexOf(document.activeElement);
+    if (event.key === 'ArrowDown') { choices[Math.min(choices.length - 1, at + 1)]?.focus(); event.preventDefault(); }
+    else if (event.key === 'ArrowUp') { (choices[at - 1] || paletteField()).focus(); event.preventDefault(); }
+    else if (event.key === 'Enter' && at < 0) { choices[0]?.click(); event.preventDefault(); }
     event.stopPropagation();
   });
 
