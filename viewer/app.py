@@ -59,6 +59,12 @@ PAGES: tuple[Page, ...] = (
 )
 
 PAGE_KEYS = "1234567"  # the keys that open them
+_BUTTONS = (
+    ("Find", "Anything (Ctrl+K)"),
+    ("Query", "SQL, in a drawer (q)"),
+    ("Theme", "Light or dark (t)"),
+    ("Keys", "Keyboard shortcuts (?)"),
+)
 _MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
@@ -210,21 +216,9 @@ def _shell(profiles: Profiles) -> Any:
                     html.Div(
                         [
                             html.Button(
-                                "Find", id="find", className="quiet", title="Anything (Ctrl+K)"
-                            ),
-                            html.Button(
-                                "Query", id="query", className="quiet", title="SQL, in a drawer (q)"
-                            ),
-                            html.Button(
-                                "Theme",
-                                id="theme",
-                                className="quiet",
-                                title="Light or dark (t)",
-                                n_clicks=0,
-                            ),
-                            html.Button(
-                                "Keys", id="keys", className="quiet", title="Keyboard shortcuts (?)"
-                            ),
+                                name, id=name.lower(), className="quiet", title=title, n_clicks=0
+                            )
+                            for name, title in _BUTTONS
                         ],
                         className="foot",
                     ),
