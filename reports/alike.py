@@ -1,7 +1,4 @@
-"""Merges the rows of IPUs and stages that are alike, so that a large machine fits a terminal.
-
-Only for people: JSON and CSV have every row.
-"""
+"""Merges rows of IPUs and stages that are alike, for people: JSON and CSV have every row."""
 
 from __future__ import annotations
 

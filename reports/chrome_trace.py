@@ -68,10 +68,7 @@ class Clock:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Microseconds that a truncating reader turns back into the same nanoseconds.
-
-    1001 / 1000 x 1000 is 1000.9999999999999.
-    """
+    """Microseconds that truncate back to the same nanoseconds: 1001 / 1000 x 1000 does not."""
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
 

@@ -22,10 +22,7 @@ _SHOWN = ("aten", "direction", "stage", "ipu", "total_cycles", "executions", "fl
 
 
 def write(report: Report, path: Path) -> int:
-    """Write the graph, ``NAME.total_cycles.json``, ``NAME.bytes.json``; return the number of nodes.
-
-    Raises OSError on failure.
-    """
+    """Write the graph, and the cost files beside it; return the number of nodes. Raises OSError."""
     ops = operators(report).sort_index()
     ops["bytes"] = bytes_at_peak(report).reindex(ops.index).fillna(0).astype(int)
     order = "block" if (ops["block"] >= 0).any() else "module"

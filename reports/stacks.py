@@ -28,9 +28,9 @@ BY = ("module", "source")
 def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
     """The activity of each IPU in time order: ``stack`` (names, outermost first) and ``cycles``.
 
-    Consecutive equal stacks are one row; an IPU's rows add up to the device iteration. ``by`` is
-    "module" (direction, module path, operator, kind of step) or "source" (direction, file and line,
-    operator, kind of step).
+    Consecutive equal stacks are one row; an IPU's rows add up to the device iteration. ``by``:
+    "module" (direction, module path, operator, kind of step), or "source" (file and line instead of
+    the path).
     """
     steps = report.steps(run, iteration=iteration)
     steps = steps[steps["kind"] != records.BESIDE]

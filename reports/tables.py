@@ -292,10 +292,7 @@ def _fitted(column: Column, cell: str, width: int) -> str:
 
 
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
-    """Widths that add up to ``room``, the longest narrowed first.
-
-    The sum is larger if all columns are at their ``least`` (None: may not be narrowed).
-    """
+    """Widths that add up to ``room``, longest narrowed first, but not below ``least`` (None)."""
     widths = list(wanted)
     while sum(widths) > room:
         able = [
@@ -351,10 +348,7 @@ def _print_csv(pages: Sequence[Page]) -> None:
 
 
 def cell_text(value: Any) -> Any:
-    """A cell of a CSV file, safe for terminals and for spreadsheets.
-
-    A name that begins like a formula gets a quote in front; numbers and a lone sign do not.
-    """
+    """A CSV cell safe for terminals and spreadsheets: names like formulas get a quote in front."""
     if not isinstance(value, str):
         return value
     words = clean(value)

@@ -145,10 +145,7 @@ def shares_of(
 
 
 def in_proportion(shares: np.ndarray) -> np.ndarray:
-    """An activity per column, each as often as it takes time in the lane (`shares_of`).
-
-    A column shows the activity that is furthest behind its share so far.
-    """
+    """An activity per column, each as often as it takes time: the one furthest behind its share."""
     shown, left = np.zeros(len(shares), dtype=np.int64), np.zeros(len(ACTIVITIES))
     for column in range(len(shares)):
         left += shares[column]
@@ -243,8 +240,7 @@ def timeline(
     """A device iteration as lines of at most ``width`` characters.
 
     ``tasks`` and ``cycles``: `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run, i)`;
-    ``shards``: IPUs that share a stage's tensors, drawn as one row. Unless ``each``, equal lanes of
-    many IPUs are one.
+    ``shards``: IPUs that share a stage's tensors, as one row. Unless ``each``, equal lanes are one.
     """
     start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
     if not len(cycles):

@@ -36,9 +36,8 @@ def create_app(
     """Return the app over one profile, or over two to compare.
 
     ``create_app(report).run()`` serves it to this machine only, unless ``guard`` says otherwise.
-    Rebalance uses ``script`` (the script that wrote the profile, and its arguments) to compile
-    splits. Dash is imported here, not with the package: the HTML report draws the same figures
-    without it.
+    Rebalance compiles splits with ``script``, which wrote the profile, and its arguments. Dash is
+    imported here, not with the package: the HTML report draws the same figures without it.
     """
     from ipuscope.viewer.app import create_app
 

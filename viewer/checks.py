@@ -22,10 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Check:
-    """The progress of a check.
-
-    ``results``: of each split, the quickest that runs first; ``problem``: why there is no result.
-    """
+    """``results``: of each split, the quickest that runs first; ``problem``: why there are none."""
 
     done: int = 0
     total: int = 0

@@ -217,11 +217,7 @@ def _headers(response: Response, framed: bool = False) -> Response:
 
 
 def _answer_to(error: Exception) -> Response:
-    """The failure in a line.
-
-    What Dash cannot make sense of is the request's fault: our callbacks show their errors on the
-    page.
-    """
+    """The failure in a line: a request that Dash cannot read; callbacks show their own errors."""
     if isinstance(error, HTTPException):
         code = error.code or 500
         return _plain(error.description or error.name, code)

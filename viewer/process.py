@@ -8,9 +8,8 @@ import gc
 def settle() -> None:
     """Exempt the million objects loaded by now, which stay, from garbage collection.
 
-    A pass over them takes 70 ms and would delay some answer. A pass over all newer objects takes as
-    long as a small answer, and is rare; passes over young objects, most of which go at once, stay
-    as frequent as they are.
+    A pass over them takes 70 ms and would delay some answer. One over all newer objects is as long
+    as a small answer, and rare; those over young objects, most of which go at once, stay frequent.
     """
     gc.collect()
     gc.freeze()

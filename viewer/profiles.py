@@ -55,10 +55,7 @@ class Profiles:
             return report
 
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of ``make``, cached for the latest few keys.
-
-        A thread waits only for another that is making the same.
-        """
+        """The result of ``make``, cached for the latest keys; a thread waits for the same only."""
         whole = (id(report), key)
         with self._lock:
             if whole in self._made:
@@ -82,11 +79,7 @@ class Profiles:
 
 
 class FollowedProfiles(Profiles):
-    """The newest profile below a directory and the one before it, as runs write them.
-
-    A profile that is still being written counts too (`profile.pop.partial`): it says what is
-    missing.
-    """
+    """The two newest profiles below a directory; one still being written says what it lacks."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         super().__init__([])
@@ -108,10 +101,7 @@ class FollowedProfiles(Profiles):
         return f"One that a run writes is shown by itself: ipu-run --profile-dir {folder} train.py"
 
     def newer(self) -> str | None:
-        """The directory of a newer profile of another run; None if there is none.
-
-        A run's partial file and its final one are in the same directory.
-        """
+        """The directory of another run's newer profile; None without one. A run has one."""
         with self._lock:
             shown = [report.path.parent for report in self._reports]
             newest = next(iter(_newest(self.directory)), None)
@@ -150,10 +140,7 @@ def _newest(directory: Path) -> list[Path]:
 
 
 def _stamp(report: Report) -> tuple[int, ...] | None:
-    """Identifies one version of a file; None if there is no file.
-
-    A partial file changes its stamp when its run ends.
-    """
+    """A version of a file, None without one; a partial file's changes as its run ends."""
     try:
         state = os.stat(report.path)
     except OSError:

@@ -58,8 +58,8 @@ def rows_app(
 ) -> Dash:
     """A page of alternatives: lines through settings and measures, a table, a click to open one.
 
-    ``rows`` has columns of `_MEASURES`; ``note``: below the title; ``above``: cards on top;
-    ``first``: what is open at first.
+    ``rows`` has `_MEASURES`; ``note``: below the title; ``above``: cards; ``first``: opened at
+    first.
     """
 
     def body(theme: themes.Theme) -> Any:
@@ -92,14 +92,14 @@ def _body(rows: pd.DataFrame, settings: pd.DataFrame, first: Any, theme: themes.
                 ),
                 style={"overflowX": "auto"},  # a phone has room for two axes and their names
             ),
-            note="A line a row of the table, the quicker the brighter. A filter of the table holds"
-            " here, too; a click on a line opens what it is.",
+            note="One line per row of the table, the quicker the brighter. The table's filter"
+            " applies here too; click a line to open it.",
         ),
         common.card(
             "All of them",
             tables.table("runs-table", shown, [*own, *measures], theme, 520, row_id="id"),
             html.Div(first, id="runs-opened", role="status", style={"marginTop": "12px"}),
-            note="Sort by a heading, filter below it; a click on a row opens what it is.",
+            note="Sort by a heading, filter below it; click a row to open it.",
         ),
     ]
 

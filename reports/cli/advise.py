@@ -4,8 +4,8 @@ Micro-batch, accumulation, recomputation, outputs returned, where optimiser stat
 split: each alone, and all together, ranked by predicted samples a second under the memory. The
 samples of a weight update and the precision stay as they are unless --allow names them.
 '~' marks estimates, '±' what they may be off. --check SCRIPT compiles the script with each of them
-and says what came, then advises on what was compiled until nothing gains. The script stays as it
-is.
+and reports the results, then advises on what was compiled until nothing gains. The script itself
+is not changed.
 """
 
 from __future__ import annotations

@@ -196,8 +196,7 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """The profiles named by files, directories and patterns, in order, without duplicates.
 
     A directory stands for its ``profile.pop``, else for those in its ``training`` and
-    ``inference``, else for all below it. A missing path is returned as given: opening it reports
-    the error.
+    ``inference``, else for all below it. A missing path is returned: opening it reports the error.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -261,10 +260,7 @@ def _walked(directory: Path) -> Iterator[list[Path]]:
 
 
 def find_one(pattern: str) -> Path:
-    """The profile that an argument names; the training if a directory has both kinds.
-
-    Raises CommandError if it stands for several runs.
-    """
+    """The profile that an argument names, if possible training; CommandError for several runs."""
     return one_of(pattern, find_profiles([pattern]))
 
 
@@ -305,8 +301,7 @@ def each_profile(
 ) -> int:
     """Print a page for each profile.
 
-    An unreadable profile costs a line and exit code 3, not the others. ``says_itself``: making a
-    page reports its own progress.
+    An unreadable one costs a line and exit code 3. ``says_itself``: ``make`` reports its progress.
     """
     from ipuscope.profiler import ProfileError, open_report
     from ipuscope.reports.tables import print_pages

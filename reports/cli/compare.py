@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         type=_rule,
         help=(
-            "exit 1 where so; RULE is cycles>+N%% (of a weight update), sample>+N%% (cycles of a"
+            "exit 1 if RULE holds: cycles>+N%% (of a weight update), sample>+N%% (cycles of a"
             " sample), stage>+N%% (of the slowest) or memory>+N%% (may be given more than once)"
         ),
     )

@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="which_run",
         type=common.count,
         metavar="N",
-        help="only this of the profiled calls (default: all in a trace, else the first)",
+        help="only this profiled call (default: all in a trace, else the first)",
     )
     parser.add_argument(
         "--iteration",

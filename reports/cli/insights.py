@@ -1,8 +1,8 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
 Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
-device iteration); '<=' marks a bound, '~' an estimate. They do not add up, but for those of one
-change. Together the findings speak of at least nine tenths of the critical path.
+device iteration); '<=' marks a bound, '~' an estimate. They do not add up, except for those of
+one change. Together the findings cover at least nine tenths of the critical path.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ iteration) has, "total" is both together and "share" its part of all operators' 
 what the update spends to recompute it for the backward pass, beside its total.
 
 A name is the module's path and what it does. "of its ceiling": its FLOPs against what the AMP (or
-vector) units of all tiles could do in its cycles, or the exchange could feed; --why says
-what keeps it most from there. --json has that, its balance over tiles, its peak and more. '*' marks
+vector) units of all tiles could do in its cycles, or the exchange could feed; --why gives the main
+reason it is below. --json has that, its balance over tiles, its peak and more. '*' marks
 cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md says how
 to).
 

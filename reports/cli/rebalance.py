@@ -1,7 +1,7 @@
 """The quickest split of a model's Blocks into stages, what is proven of it, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
-unchanged script with the file, and --verify then says what was predicted and what came of it. The
+unchanged script with the file, and --verify then compares the prediction with the outcome. The
 cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
 the best, or it says how much less another split could take at most.
 """
@@ -177,11 +177,7 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages.
-
-    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, several stages on
-    an IPU in turn, or the profiled one.
-    """
+    """The best split into so many stages, or the quickest of all on at most the profiled IPUs."""
     from ipuscope.planner.search.split_search import best_split, quickest
 
     if stages is not None:

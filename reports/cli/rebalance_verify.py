@@ -1,7 +1,4 @@
-"""`ipu-report rebalance --verify`: what was predicted for a split, and what it gave.
-
-For a profile that is there already, or (``--verify N``) for splits that are compiled for it.
-"""
+"""`rebalance --verify`: predicted and compiled values of a split, or of the best N splits."""
 
 from __future__ import annotations
 

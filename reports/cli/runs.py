@@ -1,7 +1,7 @@
 """All profiles below a directory in one table: what each was made with, its speed and its memory.
 
-Fastest first. 'predicted' is what the placement promised that a profile was made with, beside what
-its compile gave.
+Fastest first. 'predicted': how far the cycles that a profile's placement promised are from those of
+its compile.
 """
 
 from __future__ import annotations

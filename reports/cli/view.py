@@ -166,7 +166,7 @@ class _Viewers:
             process.terminate()
 
     def address_of(self, profile: Path) -> str | None:
-        """The address of a profile's viewer, started once; None if others can reach this one."""
+        """The address of a profile's viewer, started once; None if others can reach this viewer."""
         from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
 
         if not is_loopback(self._host):

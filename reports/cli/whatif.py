@@ -164,7 +164,7 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """One row per stage; ``cycles`` of a micro-batch, ``fullest_tile`` in bytes.
+    """One row per stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
 
     Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile, memory``.
     """

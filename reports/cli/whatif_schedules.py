@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule-csv",
         metavar="FILE",
-        help="write the schedule for torch.distributed.pipelining, if there is one --schedule",
+        help="write the schedule for torch.distributed.pipelining; takes a single --schedule",
     )
 
 

@@ -1,7 +1,6 @@
 """Bar charts without plotly, so that the first page need not wait for the browser to load it.
 
-They show the same figures as other pages (`ipuscope.viewer.figures`); assets/viewer.js saves them
-like any figure.
+They show the figures of other pages (`ipuscope.viewer.figures`); assets/viewer.js saves them, too.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
         hidden = len(every) - len(shown)
         if not shown:
             beside = f"; {units.count(hidden, 'change')} of the batch left out" if hidden else ""
-            return common.message(f"No change is known that makes it faster or smaller{beside}.")
+            return common.message(f"No known change makes it faster or smaller{beside}.")
         clock = Clock(report.target.clock_hz)
         rows = html.Ol([_cause(one, clock) for one in shown[:_MOST]], className="insights")
         likely = confidence.likely(report)

@@ -171,10 +171,7 @@ def query(**params: object) -> str:
 def hidden(
     view: View, name: str, default: str = "", check: refused.Check | None = None
 ) -> Children:
-    """State without a visible control, such as the position of a zoom.
-
-    ``check`` returns why a value is invalid; the default then replaces it.
-    """
+    """State without a control, such as a zoom; the default if ``check`` says why it is invalid."""
     value = view.params.get(name, default)
     if value != default and check is not None and (words := check(value)):
         view.refuse(name, words)
@@ -563,9 +560,8 @@ def zoomable(
 ) -> None:
     """Tell the browser how to request another part of a figure.
 
-    It needs the page, the names of the x-axis's parameters (``x``), the unit of that axis
-    (``scale``) and its length (``end``); ``y`` is the length of the other axis, if that can be
-    zoomed too.
+    It needs the page, the parameters of the x-axis (``x``), its unit (``scale``) and length
+    (``end``); ``y``: the length of the other axis, if that can be zoomed too.
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y is not None:
@@ -598,10 +594,7 @@ def window(low: object, high: object, end: int) -> tuple[float, float] | None:
 
 
 def no_window(low: object, high: object, end: int, noun: str) -> str:
-    """Why a zoom is not, or only partly, shown; "" if it is, or none is asked for.
-
-    ``noun``: what is counted, such as cycles.
-    """
+    """Why a zoom is not wholly shown, or "". ``noun``: what is counted, such as cycles."""
     asked = [str(one) if one not in (None, "") else "" for one in (low, high)]
     if not any(asked):
         return ""

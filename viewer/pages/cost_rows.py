@@ -37,7 +37,7 @@ COLUMNS = (
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
     Column("cycles", "of one", ",.0f", width=110, tip="cycles of one execution, all its steps"),
     Column("of_roof", "of its ceiling", ".1%", width=120, tip=_CEILING),
-    Column("why", "most of the rest", width=230, tip="what keeps it most from its ceiling"),
+    Column("why", "most of the rest", width=230, tip="the main reason it is below its ceiling"),
     Column(
         "recompute_cycles", "again", ",.0f", width=120, tip="recomputation, beside the other cycles"
     ),
@@ -157,9 +157,9 @@ def operators_of(profiles: Profiles, report: Report) -> pd.DataFrame:
 class Operators:
     """Operators in a tree of groups.
 
-    ``frame``: `analysis.operators`; ``paths`` of the groups, the root () first; ``above``: the
-    groups of each operator, int64[operator, depth], padded with -1; ``names``: of operators, below
-    their group.
+    ``frame``: `analysis.operators`; ``paths``: of groups, the root () first; ``above``: the groups
+    of each operator, int64[operator, depth], padded with -1; ``names``: of operators, below their
+    group.
     """
 
     frame: pd.DataFrame
@@ -233,10 +233,7 @@ class Operators:
     def shown(
         self, wanted: Wanted, report: Report, before: dict[Path, int] | None
     ) -> tuple[list[dict[str, Any]], int]:
-        """The visible rows, and how many operators are asked for.
-
-        ``before``: cycles of another profile by path (`cycles_by_path`).
-        """
+        """The visible rows and the number of matches; ``before``: another `cycles_by_path`."""
         mask = self._mask(wanted)
         visible = _Visible(self, report, wanted, mask, before)
         visible.add(0, 0)

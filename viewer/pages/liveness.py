@@ -57,8 +57,8 @@ def cards(view: View) -> list[Any]:
             "How long they live",
             "liveness-lives",
             note=(
-                f"Of what is live at the chosen point, the {LIFETIMES} largest at most that are not"
-                " always live; the line is the chosen step."
+                f"Variables live at the chosen point but not always: at most the {LIFETIMES}"
+                " largest. The line is the chosen step."
             ),
             height=260,
         ),

@@ -1,7 +1,4 @@
-"""Query: read-only SQL on the profile in a drawer, with examples; the answer is a table.
-
-The statement that ran is in the address of the page beside it.
-"""
+"""Query: read-only SQL on the profile in a drawer; the address has the statement that ran."""
 
 from __future__ import annotations
 

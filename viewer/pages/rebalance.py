@@ -1,7 +1,4 @@
-"""Rebalance: move Blocks between stages and see the predicted effect at once.
-
-Also shows the quickest split, whether it is proven best, and its placement.
-"""
+"""Rebalance: move Blocks between stages and see the effect; the quickest split and its proof."""
 
 from __future__ import annotations
 
@@ -148,8 +145,7 @@ def profiled(costs: Costs) -> Assignment:
 def asked(costs: Costs, starts: Any) -> Assignment:
     """The split that an address asks for; the profiled one without a valid request.
 
-    The address has each stage's first Block and, after an @, the stages' IPUs unless each has its
-    own.
+    The address has each stage's first Block and, after an @, the stages' IPUs if not one each.
     """
     first_blocks, _, on_ipus = str(starts or "").partition("@")
     rows = [
@@ -313,9 +309,9 @@ def _levers(report: Report, advised: Advised) -> Any:
     """The advisor's proposals besides the split, and how to check them."""
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     if not every and report.meta["state"] == "out of memory":
-        return common.message("No lever that is known makes it fit. What frees most is said above.")
+        return common.message("No known lever makes it fit. What frees most is above.")
     if not every:
-        return common.message("No other lever that is known gains anything.")
+        return common.message("No other known lever gains anything.")
     rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
     command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")

@@ -1,7 +1,4 @@
-"""Sentences that refuse what an address or a field asks for.
-
-Each names what was asked for, what there is, and what is shown instead or where to choose.
-"""
+"""Sentences that refuse a request: what was asked for, what there is, and what to do instead."""
 
 from __future__ import annotations
 

@@ -72,9 +72,8 @@ def table(
 ) -> Any:
     """Sums over the selection, or over all that is shown.
 
-    ``executed``: run, device iteration (None: the whole call), and the cycle of its start;
-    ``lanes``: the IPUs shown; ``shown``: cycles from that start; ``selected``: the selected IPUs,
-    None: all.
+    ``executed``: run, device iteration (None: the whole call), its first cycle; ``lanes``: the IPUs
+    shown; ``shown``: cycles from that first; ``selected``: the selected IPUs, None: all.
     """
     count = units.count(len(lanes), "lane")
     window, words = shown, f"Of what is shown, {count}"

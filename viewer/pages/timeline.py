@@ -426,10 +426,7 @@ class Asked:
         return self.level == "modules"
 
     def tasks(self, profiles: Profiles, searching: bool) -> Lanes | None:
-        """The lanes if the window shows tasks; None if it shows steps, as for search hits.
-
-        A wide window shows tasks, unless another level is asked for.
-        """
+        """The lanes if tasks are shown: on request, or in a wide window without a search."""
         if self.level in ("steps", "modules") or self.iteration is None:
             return None
         if self.level == "auto" and (searching or self.ipu is not None):
