@@ -99,7 +99,8 @@ def search(script: Script, first: Step, allowed: Allowed, rounds: int) -> list[S
             basis = basis_of(compiled)
             advised = advise_on(basis, allowed)
             best = advised.together or next(iter(advised.single), None)
-            if best is None or best.samples_per_second <= _most(steps):
+            reached = max(step.outcome.samples_per_second for step in steps)
+            if best is None or best.samples_per_second <= reached:
                 break
             levers = best.levers.over(last.levers)
             if levers in tried:
@@ -109,7 +110,3 @@ def search(script: Script, first: Step, allowed: Allowed, rounds: int) -> list[S
             outcome = script.compiled(name, levers, basis)
             steps.append(Step(name, levers, best.title, best.samples_per_second, outcome))
     return steps
-
-
-def _most(steps: Sequence[Step]) -> float:
-    return max(step.outcome.samples_per_second for step in steps)

@@ -74,7 +74,7 @@ def _is_statement(words: str) -> bool:
 
 
 def _is_number(values: list[object]) -> bool:
-    """Whether a column holds only numbers and NULLs, with at least one number."""
+    """Whether a column holds only numbers and NULLs."""
     return all(value is None or isinstance(value, (int, float)) for value in values)
 
 

@@ -55,11 +55,13 @@ def layout(view: View) -> Any:
             model_graph.card(view, borders=False),
             _levers_card(view, "What else gains, each alone and several together."),
         ]
-    counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
+    options = [str(n) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
+    now = str(len(report.stages))
+    count = dcc.Dropdown(id="rebalance-count", options=options, value=now, clearable=False)
     return [
         common.controls(
             view,
-            common.control("stages to propose", _stage_count(len(report.stages), counts)),
+            common.control("stages to propose", count),
             common.control(
                 "propose",
                 html.Div(
@@ -125,11 +127,6 @@ def _pace(report: Report) -> str:
     if pipelined(report) or report.blocks["stage"].nunique() == 1:
         return "The longest bar sets the pace."
     return "Stages work one after another: their sum sets the pace."
-
-
-def _stage_count(now: int, counts: list[tuple[str, str]]) -> Any:
-    options = [{"value": value, "label": words} for value, words in counts]
-    return dcc.Dropdown(id="rebalance-count", options=options, value=str(now), clearable=False)
 
 
 def costs_of(profiles: Profiles, report: Report) -> Costs:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dash import Dash, Input, Output, State, html, no_update
 
-from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.schedules.compared import ASSUMES, compared
 from ipuscope.profiler import confidence
-from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.checked import Asked
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.pages.tables import Column, table
 from ipuscope.viewer.profiles import Profiles
@@ -30,11 +27,10 @@ _COLUMNS = (
     Column("memory", "memory", least=90),
     Column("runs", "in PopTorch", width=110),
 )
-Asked = Callable[[Any, Any], tuple[Costs, Assignment, Provenance]]
 
 
 def card(view: View) -> Any:
-    """The card; its table comes at a click, as it takes seconds for a large model."""
+    """The card; a click fills its table, which takes seconds for a large model."""
     button = html.Button("Compare schedules", id=_BUTTON, className="quiet")
     return common.card(
         "Other schedules",
@@ -45,7 +41,7 @@ def card(view: View) -> Any:
 
 
 def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
-    """Callbacks. ``asked``: costs, split and provenance, by an address's profile and starts."""
+    """Register callbacks. ``asked``: costs, split and provenance, by an address's parameters."""
 
     @app.callback(
         Output(_ROWS, "children"),
