@@ -1,6 +1,4 @@
-"""A script that makes the shell complete ipu-report.
-
-Subcommands, options and their choices, and profiles.
+"""A script that makes the shell complete subcommands, options, their choices, and profiles.
 
 shtab makes it from the subcommands themselves; no Python starts when you press Tab.
 """

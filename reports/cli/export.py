@@ -1,15 +1,13 @@
-"""A profile for other tools.
+"""A profile for other tools: a trace, stacks for flame graphs, or a frame as CSV or Parquet.
 
-A trace that Perfetto and chrome://tracing open, stacks for flame graphs, or a frame as CSV or
-Parquet.
-
-The trace has a process for each IPU with a thread for its tasks, one for their program steps, and
-counters (live bytes, busy tiles, bytes over links), and a process for the calls and their pipeline
-cycles; all calls are in it, one after another. Times are microseconds at the machine's clock,
-cycles are in each event's arguments. The file's suffix says the form, or --format: .json (or
-.json.gz) is the trace, .csv and .parquet a frame of --table, .folded collapsed stacks,
-.speedscope.json speedscope's form; model-explorer is the model's graph for Model Explorer, with
-node data beside it (NAME.total_cycles.json, NAME.bytes.json). Stacks are of one device iteration.
+The trace, which Perfetto and chrome://tracing open, has a process for each IPU with a thread for
+its tasks, one for their program steps, and counters (live bytes, busy tiles, bytes over links), and
+a process for the calls and their pipeline cycles; all calls are in it, one after another. Times are
+microseconds at the machine's clock, cycles are in each event's arguments. The file's suffix says
+the form, or --format: .json (or .json.gz) is the trace, .csv and .parquet a frame of --table,
+.folded collapsed stacks, .speedscope.json speedscope's form; model-explorer is the model's graph
+for Model Explorer, with node data beside it (NAME.total_cycles.json, NAME.bytes.json). Stacks are
+of one device iteration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The profile as one self-contained HTML file.
-
-The main figures, interactive, without a server or a network.
-"""
+"""The profile as one HTML file: the main figures, interactive, without a server or a network."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Each pipeline cycle.
-
-How long it is, which stage makes it so, with what, and how much of the IPUs is busy meanwhile.
+"""Each pipeline cycle: its length, the stage and the work that set it, and how busy the IPUs are.
 
 A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
 I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.

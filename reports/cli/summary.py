@@ -1,6 +1,4 @@
-"""The profile in a page.
-
-The machine, the run, the speed, where the cycles go, how full the memory is, what is odd.
+"""The profile in a page: machine, run, speed, where cycles go, how full memory is, what is odd.
 
 Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts
 the IPUs' time only: a host that cannot keep up is not in it.

@@ -1,9 +1,6 @@
-"""What lies in tile memory, the largest first.
+"""What lies in tile memory, the largest first: weights, activations, stash, code and the rest.
 
-Weights, activations, stash, code and the rest, with their lifetimes.
-
-A variable is live at the steps from 'start' up to 'stop' of its IPU; 'always' is what stays for the
-whole run.
+A variable is live at the steps from 'start' up to 'stop' of its IPU, or 'always': the whole run.
 """
 
 from __future__ import annotations

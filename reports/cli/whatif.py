@@ -1,6 +1,4 @@
-"""What any split into stages would give.
-
-Cycles, throughput, memory of each IPU, and whether it would compile.
+"""What any split into stages would give: cycles, throughput, memory, and whether it compiles.
 
 Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks.
 An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
