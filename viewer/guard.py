@@ -217,7 +217,7 @@ def _headers(response: Response, framed: bool = False) -> Response:
 
 
 def _answer_to(error: Exception) -> Response:
-    """The failure in a line: a request that Dash cannot read; callbacks show their own errors."""
+    """The failure in a line; 400 if Dash cannot read a request: callbacks show their own errors."""
     if isinstance(error, HTTPException):
         code = error.code or 500
         return _plain(error.description or error.name, code)
