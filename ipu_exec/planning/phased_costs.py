@@ -67,23 +67,23 @@ def phased_costs(executable: Executable, key: Key) -> PhasedCosts:
 
 def machine_costs(target: Target, shards: int) -> MachineCosts:
     """The machine, as a profile of it would say."""
-    said = header(target)
+    numbers = header(target)
     return MachineCosts(
         tiles=target.tiles,
         bytes_per_tile=target.bytes_per_tile,
         region0_bytes=target.region0_bytes,
         clock_hz=target.clock_hz,
         sync=EXTERNAL_SYNC_CYCLES,
-        link_latency=int(said["link_latency"]),
-        link_bytes_per_cycle=said["link_bytes_per_cycle"],
-        link_hop_latency=said["link_hop_latency"],
+        link_latency=int(numbers["link_latency"]),
+        link_bytes_per_cycle=numbers["link_bytes_per_cycle"],
+        link_hop_latency=numbers["link_hop_latency"],
         ipus_per_board=target.ipus_per_board,
-        board_link_bytes_per_cycle=said["link_bytes_per_cycle_between_boards"],
+        board_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_boards"],
         ipus_per_rack=target.ipus_per_rack,
-        rack_link_bytes_per_cycle=said["link_bytes_per_cycle_between_racks"],
-        gateway_latency=said["gateway_latency"],
+        rack_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_racks"],
+        gateway_latency=numbers["gateway_latency"],
         shards=shards,
-        streaming_bytes_per_cycle=said["streaming_bytes_per_cycle"],
+        streaming_bytes_per_cycle=numbers["streaming_bytes_per_cycle"],
         stream_step=STREAM_STEP_CYCLES,
     )
 
@@ -149,7 +149,7 @@ class _Reader:
     def _reads(self) -> Reads:
         """What bodies load and receive, once for each tensor, direction and Block."""
         sizes: dict[int, int] = {}
-        found: dict[tuple[int, int, int], None] = {}
+        reads: dict[tuple[int, int, int], None] = {}
         for body in self._of(*_DIRECTIONS):
             direction = _DIRECTIONS[body.task]
             for step in body.steps:
@@ -157,9 +157,9 @@ class _Reader:
                     if step.purpose in _REMOTE:
                         sizes[move.storage] = move.bytes
                     if step.purpose in _LOADS:
-                        found[move.storage, direction, body.stage] = None
+                        reads[move.storage, direction, body.stage] = None
         rows = []
-        for storage, direction, reader in found:
+        for storage, direction, reader in reads:
             made_in, maker = self.made.get(storage, (FORWARD, reader))
             keeper = reader if storage in self.touched[reader] else maker
             nbytes = sizes.get(storage) or self._bytes(storage, maker)
@@ -188,8 +188,8 @@ class _Reader:
         # the last phase's weights are there: in another phase they would come once more
         last = np.array(self.placement.phases) == self.placement.phases[-1]
         once[RETURNS, last] = once[ENTERS, last] + once[TURNS, last]
-        both = last & (once[ENTERS, :, 0] > 0)
-        once[RETURNS, both, 0] = once[ENTERS, both, 0]
+        enters = last & (once[ENTERS, :, 0] > 0)
+        once[RETURNS, enters, 0] = once[ENTERS, enters, 0]
         for body in self._of(schedule_types.UPDATE):
             for step in body.steps:
                 block = self._updates_block(step)
@@ -263,7 +263,7 @@ class _Reader:
         target = self.executable.target
         rows = _PASSES * self.blocks  # a pass' Blocks after another's
         peaks = np.zeros((2, rows, target.tiles), dtype=np.int64)
-        held = np.zeros((2, rows, target.tiles), dtype=np.int64)
+        around = np.zeros((2, rows, target.tiles), dtype=np.int64)
         update = np.zeros((self.blocks, 3, target.tiles), dtype=np.int64)
         always = np.zeros((self.blocks, target.tiles), dtype=np.int64)
         ipus = range(self.placement.num_ipus)
@@ -281,11 +281,11 @@ class _Reader:
             interleaved = [v for v in variables if v.interleaved]
             for some, most in zip((variables, interleaved), peaks, strict=True):
                 _peaks_of_rows(some, row_at, most)
-            self._around(variables, self._rows(ipu, _COMPUTES), held)
+            self._around(variables, self._rows(ipu, _COMPUTES), around)
             _peaks_by_share(variables, self._update_at(ipu), update)
         by_pass = (_PASSES, self.blocks, target.tiles)
         return self._of_kinds(
-            held.reshape(2, *by_pass),
+            around.reshape(2, *by_pass),
             peaks[0].reshape(by_pass),
             peaks[1].reshape(by_pass).max(axis=0),
             always,
@@ -313,7 +313,7 @@ class _Reader:
         return np.array(blocks)
 
     def _around(
-        self, variables: Sequence[records.Variable], row_at: np.ndarray, held: np.ndarray
+        self, variables: Sequence[records.Variable], row_at: np.ndarray, sums: np.ndarray
     ) -> None:
         """Add weights and accumulators at the beginning of each row, and behind it."""
         first = np.flatnonzero(np.diff(row_at, prepend=-2))
@@ -324,14 +324,14 @@ class _Reader:
                 if variable.role not in (Role.WEIGHT, Role.ACCUMULATOR):
                     continue
                 if variable.stage == row % self.blocks:
-                    held[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
-                    held[1, row] += variable.tile_bytes * (
+                    sums[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
+                    sums[1, row] += variable.tile_bytes * (
                         variable.start <= end < variable.stop - 1
                     )
 
     def _of_kinds(
         self,
-        held: np.ndarray,
+        around: np.ndarray,
         peak: np.ndarray,
         interleaved: np.ndarray,
         always: np.ndarray,
@@ -344,7 +344,7 @@ class _Reader:
         kind = np.zeros(self.blocks, dtype=np.int64)
         first: list[int] = []
         for block in range(self.blocks):
-            columns = [held[:, :, block], peak[:, block], interleaved[block], always[block]]
+            columns = [around[:, :, block], peak[:, block], interleaved[block], always[block]]
             columns.append(update[block])
             digest = b"".join(column.tobytes() for column in columns)
             if digest not in kinds:
@@ -355,7 +355,7 @@ class _Reader:
         pieces = code_pieces(self.executable, program, self._updates_block, code)
         return BlockTiles(
             kind,
-            held[:, :, first],
+            around[:, :, first],
             peak[:, first],
             interleaved[first],
             always[first],
