@@ -223,10 +223,10 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         gain = present.total - prediction.total
         if gain <= 0 or prediction.problems:
             continue
-        ipu, other = together.ipus[-1], present.assignment.ipus[-1]
+        ipu, former = together.ipus[-1], present.assignment.ipus[-1]
         detail = (
             f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
-            f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
+            f" {former}: {units.size(nbytes)} and its gradient go through every stage between them,"
             f" in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both on IPU"
             f" {ipu} {turn(costs)} takes {gain:,} cycles less."
         )
@@ -235,7 +235,7 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
             f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
         )
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
-        title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
+        title = f"the tied weight {name} travels between IPU {ipu} and IPU {former}"
         waits = Waits(causes=("copy between IPUs",))
         finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
         findings.append(finding)

@@ -121,7 +121,7 @@ class Basis:
         """The prediction with the levers pulled."""
         prediction = replace(
             what_if(self.costs_with(levers), self.assignment_with(levers)),
-            known_memory=self.memory_with(levers),
+            given_memory=self.memory_with(levers),
         )
         return Outlook(
             prediction.total,

@@ -39,9 +39,9 @@ def parse_assignment(
     IPUs. ValueError says what is wrong.
     """
     words, listed = words.strip(), None if ipus is None else list(ipus)
-    said: list[dict[str, Any]] = []
+    in_file: list[dict[str, Any]] = []
     if os.path.isfile(words):
-        stages, own, said = _of_file(names, words)
+        stages, own, in_file = _of_file(names, words)
     elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (
         words.isdecimal() and int(words) == len(names) > 1
     ):
@@ -67,10 +67,10 @@ def parse_assignment(
             f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
             f"{','.join(map(str, assignment.ipus))}"
         )
-    return assignment if costs is None else replace(assignment, choices=_choices(costs, said))
+    return assignment if costs is None else replace(assignment, choices=_choices(costs, in_file))
 
 
-def _choices(costs: Costs, said: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
+def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
     """How the stages of a placement file save memory; empty where all do as profiled."""
     usual = Choice.profiled(costs)
 
@@ -82,7 +82,7 @@ def _choices(costs: Costs, said: Sequence[dict[str, Any]]) -> tuple[Choice, ...]
             value(stage, "recompute", usual.recompute),
             value(stage, "state_off_chip", usual.offload),
         )
-        for stage in said
+        for stage in stages
     )
     return () if all(choice == usual for choice in chosen) and not costs.choices else chosen
 

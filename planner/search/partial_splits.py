@@ -52,21 +52,21 @@ class LeastUpdate:
 
 def least_update(
     costs: Costs,
-    known: Assignment,
+    current: Assignment,
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
     bottleneck: int = 0,
 ) -> LeastUpdate:
-    """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
+    """The quickest split found onto the IPUs of ``current`` that fits, with a bound on all others.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks for
     one IPU; ``bottleneck``: a lower bound on the busiest IPU's cycles, over all splits.
     """
-    least = LeastUpdate(known, assignment_cycles(costs, known), 0)
-    most = longest_within(costs, known.ipus, least.total, choices)
-    apart = len(set(known.ipus)) == len(known.ipus)
-    table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
-    search = Search(costs, table, known.ipus, together, bottleneck)
+    least = LeastUpdate(current, assignment_cycles(costs, current), 0)
+    most = longest_within(costs, current.ipus, least.total, choices)
+    apart = len(set(current.ipus)) == len(current.ipus)
+    table = interval_costs(costs, current.ipus, choices, most, together if apart else ())
+    search = Search(costs, table, current.ipus, together, bottleneck)
     ways, cells = MOST_APART // search.stages, table.final.shape[1] * search.stages
     if not search.few(ways):
         ways = max(_WAYS, min(ways, _CELLS // cells))
@@ -325,8 +325,8 @@ class Search:
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
-        found = self._least_of(self._splits(rows, steps), least)
-        return replace(found, bound=min(found.total, floor))
+        better = self._least_of(self._splits(rows, steps), least)
+        return replace(better, bound=min(better.total, floor))
 
     def _splits(self, rows: np.ndarray, steps: list[_Ways]) -> ManySplits:
         """The splits of these rows of the last of ``steps``: the ways after each stage."""
