@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
+from benchmarks.plan import evidence
 from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
 from benchmarks.plan.two_workers import BERT_LARGE, measure
@@ -41,7 +42,16 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=0, help="mappings compiled, drawn at random")
     parser.add_argument("--fix", action="append", default=[], help="what must be so, as p=4")
     parser.add_argument("--two-workers", metavar="NAME", help="CPU time, of a public model's plan")
+    parser.add_argument(
+        "--evidence",
+        nargs="+",
+        metavar="NAME",
+        help=f"rows of docs/plan.md, of {', '.join(evidence.SCRIPTS)}",
+    )
     args = parser.parse_args()
+    if args.evidence:
+        evidence.write(args.evidence)
+        return 0
     warnings.simplefilter("ignore")
     if args.two_workers is not None:
         return _two_workers(args.two_workers)

@@ -29,7 +29,15 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import causes, checked, common, model_graph, refused, timespan
+from ipuscope.viewer.pages import (
+    causes,
+    checked,
+    common,
+    model_graph,
+    refused,
+    schedules,
+    timespan,
+)
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 
@@ -107,6 +115,7 @@ def layout(view: View) -> Any:
         ),
         *checked.card(view.profiles),
         _levers_card(view, "What each gives alone, and several together."),
+        *([schedules.card(view)] if pipelined(report) and len(report.stages) > 1 else []),
     ]
 
 
@@ -277,6 +286,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     checked.register(app, profiles, split_of, NAME)
     model_graph.register(app, profiles, split_of, NAME)
+    schedules.register(app, profiles, split_of, NAME)
 
 
 def _advised(report: Report, may_change: bool) -> Advised:
