@@ -116,7 +116,7 @@ def _refuse(levers: Levers) -> None:
     }
     for name, (value, instead) in decided.items():
         if value:
-            print(f"ipu-run: --with {name}: a plan decides it; say {instead}", file=sys.stderr)
+            print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
             raise SystemExit(2)
 
 

@@ -140,7 +140,7 @@ class Compiles:
         try:
             return self._captured.graph(key)
         except (Error, RuntimeError, TypeError, ValueError) as error:
-            return f"the model does not run so: {str(error).splitlines()[0]}"
+            return f"the model does not run this way: {str(error).splitlines()[0]}"
 
     def _basis(self, key: Key) -> _Wanted | str:
         graph = self._graph_or_reason(key)

@@ -94,12 +94,12 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     if not sizes:
         raise QuestionError(
             f"--global-batch {batch} is not a multiple of the script's micro-batch of"
-            f" {micro_batch}: say --micro-batches, numbers that divide it"
+            f" {micro_batch}: give --micro-batches numbers that divide it"
         )
     if all(batch % size for size in sizes):
         raise QuestionError(
             f"--micro-batches {','.join(map(str, sizes))}: none divides the {batch} samples of a"
-            " weight update. Name divisors, or say --global-batch"
+            " weight update. Give divisors, or another --global-batch"
         )
     sharding = options.tensor_sharding
     planned = sharding.shards > 1 or sharding.plan != "auto"

@@ -63,5 +63,5 @@ def _values(text: str) -> list[tuple[str, str]]:
     name, _, values = text.partition("=")
     name = name.replace("_", "-") if "." not in name else name
     if not values:
-        raise Error(f"--sweep {text!r}: say NAME=VALUE,VALUE, as micro-batch=1,2,4")
+        raise Error(f"--sweep {text!r}: write NAME=VALUE,VALUE, such as micro-batch=1,2,4")
     return [(name, value) for value in values.split(",")]

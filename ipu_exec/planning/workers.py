@@ -35,7 +35,7 @@ from ipuscope.planner.mappings.search_state import EngineLost
 _TRIES = 3
 _SERVER = "forkserver"
 LOCAL = "local"
-WITHOUT_RAY = "--ray takes Ray, which is not installed here: pip install 'ipuscope[cluster]'"
+WITHOUT_RAY = "--ray needs Ray, which is not installed here: pip install 'ipuscope[cluster]'"
 
 
 @dataclass(frozen=True)

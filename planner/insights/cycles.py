@@ -308,13 +308,13 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     elif streams.out_once:
         detail = (
             f"Inputs move {'at the start of each pipeline cycle' if costs.pipelined else each},"
-            f" outputs once at the end of {turn(costs)}, while nobody computes."
+            f" outputs once at the end of {turn(costs)}, while no IPU computes."
         )
     else:
         detail = (
             "Inputs and outputs move"
             f" {'at the start and end of each pipeline cycle' if costs.pipelined else each}, while"
-            " nobody computes."
+            " no IPU computes."
         )
     title = (
         f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
@@ -451,7 +451,7 @@ def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         findings.append(
             Insight(
                 f"{row['name']} copies channels with their padding",
-                "Those that it adds up are no whole groups of 16 (fp32: 8). The copy of the last"
+                "Those that it sums are not in whole groups of 16 (fp32: 8). The copy of the last"
                 f" group takes {cycles:,} cycles a micro-batch.",
                 "Pad them to a multiple of 16 in the model: tokens, words or features",
                 f"/costs?op={op_id}",

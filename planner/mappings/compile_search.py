@@ -231,7 +231,7 @@ def _basis_in_phases(state: State, key: Key, own: Mapping) -> Mapping | None:
     basis = basis_mapping(key, names, own, state.question)
     if basis is None:
         state.wanted -= 1
-        state.left_out.append(f"{key}: {state.question.global_batch} samples cannot be cut so")
+        state.left_out.append(f"{key} does not divide {state.question.global_batch} samples")
     return basis
 
 

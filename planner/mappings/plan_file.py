@@ -101,12 +101,12 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
     try:
         if os.path.getsize(path) > MOST_BYTES:
-            raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")
+            raise PlanError(path, f"has over {MOST_BYTES >> 20} MiB: no plan is as large")
         content = from_json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise PlanError(path, f"is no JSON ({error})") from error
+        raise PlanError(path, f"is not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise PlanError(path, "is not a plan")
     if not isinstance(content.get("plan"), dict):
@@ -216,17 +216,17 @@ def _stage_plan(content: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
 
 def _strings(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise TypeError(f"a list is wanted, not {value!r}")
+        raise TypeError(f"expected a list, not {value!r}")
     return tuple(str(one) for one in value)
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"a number is wanted, not {value!r}")
+        raise TypeError(f"expected a number, not {value!r}")
     return float(value)
 
 
 def _positive(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"a number from 1 on is wanted, not {value!r}")
+        raise ValueError(f"expected a positive integer, not {value!r}")
     return value

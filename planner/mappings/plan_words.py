@@ -145,7 +145,7 @@ def _against_others(plan: Plan) -> Iterable[str]:
 
 def _proof(plan: Plan) -> str:
     if plan.stopped:
-        return f"{plan.stopped}: of what was looked at until then, this is the best"
+        return f"{plan.stopped}: this is the best of what was searched by then"
     if plan.exact:
         return (
             f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
@@ -215,7 +215,7 @@ def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) 
     places = [(one, costs) for one, costs in tried if one is not None]
     text = f"no mapping in phases onto {count(question.ipus, 'IPU')} fits"
     if not places:
-        return f"{text}: {question.global_batch} samples cannot be cut so. Give --global-batch more"
+        return f"{text}: none divides {question.global_batch} samples. Raise --global-batch"
     (nbytes, place), costs = min(places, key=lambda one: one[0][0])
     over = nbytes - costs.machine.bytes_per_tile
     return (
@@ -235,7 +235,7 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
         f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
         f" micro-batches of {sizes} for a pipeline on at most {count(question.ipus, 'IPU')}"
         f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
-        " replica). Give --global-batch more samples, or let go of what is fixed"
+        " replica). Give --global-batch more samples, or fix less"
     )
 
 

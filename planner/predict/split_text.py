@@ -49,7 +49,7 @@ def parse_assignment(
         if len(stages) != len(names):
             raise ValueError(
                 f"{words!r} has {len(stages)} stages for {len(names)} Blocks ({', '.join(names)}): "
-                "give one a Block"
+                "give one for each Block"
             )
     elif re.fullmatch(r"\d+(-\d+)*", words):
         sizes = [int(part) for part in words.split("-")]
@@ -93,7 +93,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     for k, part in enumerate(words.split("/")):
         listed, _, ipu = part.partition("@")
         if ipu and not ipu.strip().isdecimal():
-            raise ValueError(f"{ipu!r} is no IPU; a split is {_FORMS}")
+            raise ValueError(f"{ipu!r} is not an IPU; a split is {_FORMS}")
         ipus.append(int(ipu) if ipu else k)
         for name in (name.strip() for name in listed.split(",")):
             if name not in names:
@@ -130,7 +130,7 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
         what = (
             f"leaves out {', '.join(missing)}"
             if missing
-            else f"names {', '.join(unknown)}, which the model has not"
+            else f"names {', '.join(unknown)}, which the model does not have"
         )
         raise ValueError(f"{words} {what}")
     return [stage[name] for name in names]

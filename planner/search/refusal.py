@@ -203,7 +203,7 @@ def does_not_fit(
     if not ends[count - 1]:
         left = ", ".join(costs.names[came + 1 :][:3]) + (", ..." if count - came - 1 > 3 else "")
         return (
-            f"{lead}filled to the brim they reach Block {costs.names[came]}, and {left} is left:"
+            f"{lead}filled to their limit they reach Block {costs.names[came]}, and {left} is left:"
             " use more stages"
         )
     if together:

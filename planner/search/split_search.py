@@ -559,13 +559,13 @@ def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> 
     reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
     if free < least:
         reasons.append(
-            f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles"
+            f"with unlimited memory it would take {free:,}: memory costs {least - free:,} cycles"
         )
     stages = prediction.assignment.stage_of(len(costs))
     if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
         reasons.append(
             f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
-            " cutting inside it would be the way to get lower"
+            " only a cut inside it gets lower"
         )
     return reasons
 
