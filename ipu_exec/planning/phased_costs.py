@@ -115,7 +115,7 @@ class _Reader:
             reads,
             self._once(),
             self._updates(),
-            max((b.cycles for b in self._of(schedule_types.REDUCE)), default=0),
+            max((b.cycles for b in self._bodies(schedule_types.REDUCE)), default=0),
             self._streamed(schedule_types.STREAM_IN),
             self._streamed(schedule_types.STREAM_OUT),
             options.outputs_once,
@@ -128,13 +128,13 @@ class _Reader:
         # what the rules of transfers do not say is the Block's own
         return replace(costs, work=work - streamed - received)
 
-    def _of(self, *tasks: int) -> Iterator[Body]:
+    def _bodies(self, *tasks: int) -> Iterator[Body]:
         return (body for body in self.executable.tree.bodies if body.task in tasks)
 
     def _cycles(self) -> tuple[np.ndarray, np.ndarray]:
         cycles = np.zeros((2, self.blocks), dtype=np.int64)
         again = np.zeros(self.blocks, dtype=np.int64)
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             cycles[_DIRECTIONS[body.task], body.stage] += body.cycles
             if body.task == schedule_types.RECOMPUTE:
                 again[body.stage] += body.cycles
@@ -142,7 +142,7 @@ class _Reader:
 
     def _streamed(self, task: int) -> np.ndarray:
         cycles = np.zeros(self.blocks, dtype=np.int64)
-        for body in self._of(task):
+        for body in self._bodies(task):
             cycles[body.stage] += body.cycles
         return cycles
 
@@ -150,7 +150,7 @@ class _Reader:
         """What bodies load and receive, once for each tensor, direction and Block."""
         sizes: dict[int, int] = {}
         reads: dict[tuple[int, int, int], None] = {}
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             direction = _DIRECTIONS[body.task]
             for step in body.steps:
                 for move in step.moves if step.purpose in (*_LOADS, *_REMOTE) else ():
@@ -179,25 +179,25 @@ class _Reader:
             schedule_types.RETURN: RETURNS,
             schedule_types.LEAVE: LEAVES,
         }
-        for body in self._of(*by_task):
+        for body in self._bodies(*by_task):
             for step in body.steps:
                 self._add(once[by_task[body.task], body.stage], step, step.moves)
                 if body.task == schedule_types.RETURN:
-                    accumulators = self._of_role(step, Role.ACCUMULATOR)
+                    accumulators = self._moves_with(step, Role.ACCUMULATOR)
                     self._add(once[TURNS, body.stage], step, accumulators)
         # the last phase's weights are there: in another phase they would come once more
         last = np.array(self.placement.phases) == self.placement.phases[-1]
         once[RETURNS, last] = once[ENTERS, last] + once[TURNS, last]
         enters = last & (once[ENTERS, :, 0] > 0)
         once[RETURNS, enters, 0] = once[ENTERS, enters, 0]
-        for body in self._of(schedule_types.UPDATE):
+        for body in self._bodies(schedule_types.UPDATE):
             for step in body.steps:
                 block = self._updates_block(step)
                 if block >= 0:
                     self._add(once[UPDATED, block], step, step.moves)
         return once
 
-    def _of_role(self, step: ProgramStep, role: Role) -> tuple[Move, ...]:
+    def _moves_with(self, step: ProgramStep, role: Role) -> tuple[Move, ...]:
         storages = self.graph.storages
         return tuple(move for move in step.moves if storages[move.storage].role == role)
 
@@ -238,7 +238,7 @@ class _Reader:
 
     def _parted(self) -> set[int]:
         """Weights of which, or of whose state, each replica keeps its part."""
-        bodies = self._of(schedule_types.ENTER, schedule_types.RETURN, schedule_types.UPDATE)
+        bodies = self._bodies(schedule_types.ENTER, schedule_types.RETURN, schedule_types.UPDATE)
         moves = (m for b in bodies for s in b.steps if s.purpose in _REMOTE for m in s.moves)
         return {self._owner(m.storage) for m in moves if m.bytes < self._whole(m.storage)}
 
@@ -246,7 +246,7 @@ class _Reader:
         """`PhasedCosts.update`."""
         cycles = np.zeros((2, self.blocks), dtype=np.int64)
         parted = self._parted()
-        for body in self._of(schedule_types.UPDATE):
+        for body in self._bodies(schedule_types.UPDATE):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
                 block = self._updates_block(step)
                 if block < 0 or step.purpose in (*_REMOTE, *_ROUNDS):
@@ -284,7 +284,7 @@ class _Reader:
             self._around(variables, self._rows(ipu, _COMPUTES), around)
             _peaks_by_share(variables, self._update_at(ipu), update)
         by_pass = (_PASSES, self.blocks, target.tiles)
-        return self._of_kinds(
+        return self._tiles_by_kind(
             around.reshape(2, *by_pass),
             peaks[0].reshape(by_pass),
             peaks[1].reshape(by_pass).max(axis=0),
@@ -329,7 +329,7 @@ class _Reader:
                         variable.start <= end < variable.stop - 1
                     )
 
-    def _of_kinds(
+    def _tiles_by_kind(
         self,
         around: np.ndarray,
         peak: np.ndarray,
@@ -368,7 +368,7 @@ class _Reader:
     def _programs(self) -> np.ndarray:
         """A number for each Block, equal where their operators have the same plans."""
         plans: list[list[tuple[int, int]]] = [[] for _ in range(self.blocks)]
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             of_block = plans[body.stage]
             of_block += [(id(s.plan), s.part) for s in body.steps if s.plan is not None]
         numbers: dict[tuple[tuple[int, int], ...], int] = {}
@@ -377,7 +377,7 @@ class _Reader:
     def _shared(self) -> tuple[float, int, float]:
         """The share of Blocks' cycles that tiles exchange, a micro-batch's flops, the error."""
         exchanged, total, flops = 0, 0, 0
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
                 if step.purpose in (*_REMOTE, Purpose.COPY):
                     continue

@@ -251,19 +251,19 @@ class PhasedBasis(Basis):
         )
         return of_stages, phases
 
-    def _spent(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+    def _spent(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
         """Cycles of bodies by stage or IPU: int64[count]; the same for all levers."""
-        key = "spent", of, count, tasks
+        key = "spent", column, count, tasks
         if key not in self.costs.cache:
-            self.costs.cache[key] = self._sum_of(of, count, tasks)
+            self.costs.cache[key] = self._cycles_by(column, count, tasks)
         spent: np.ndarray = self.costs.cache[key]
         return spent
 
-    def _sum_of(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+    def _cycles_by(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
         bodies = self.report.columns_of(records.Body)
         chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
-        chosen &= bodies[of] >= 0
-        spent = np.bincount(bodies[of][chosen], bodies["cycles"][chosen], count)
+        chosen &= bodies[column] >= 0
+        spent = np.bincount(bodies[column][chosen], bodies["cycles"][chosen], count)
         return spent[:count].astype(np.int64)
 
     def _streams(self, cycles: np.ndarray, latency: int) -> tuple[tuple[int, int], ...]:

@@ -41,7 +41,7 @@ def parse_assignment(
     words, listed = words.strip(), None if ipus is None else list(ipus)
     in_file: list[dict[str, Any]] = []
     if os.path.isfile(words):
-        stages, own, in_file = _of_file(names, words)
+        stages, own, in_file = _load(names, words)
     elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (
         words.isdecimal() and int(words) == len(names) > 1
     ):
@@ -60,7 +60,7 @@ def parse_assignment(
             )
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:
-        stages, own = _of_names(names, words)
+        stages, own = _from_names(names, words)
     assignment = Assignment.of(stages, listed or own)
     if len(assignment.ipus) != len(assignment.starts):
         raise ValueError(
@@ -87,7 +87,7 @@ def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ..
     return () if all(choice == usual for choice in chosen) and not costs.choices else chosen
 
 
-def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
+def _from_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     stage: dict[str, int] = {}
     ipus = []
     for k, part in enumerate(words.split("/")):
@@ -108,7 +108,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     return _all(names, stage, words), ipus
 
 
-def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
+def _load(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8") as file:
             content = from_json.loads(file.read())

@@ -186,7 +186,7 @@ def read_csv(path: str | Path) -> ActionSchedule:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), 1):
-                ranks.append(tuple(_of_cells(row, f"{path}, line {number}")))
+                ranks.append(tuple(_from_cells(row, f"{path}, line {number}")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: no schedule could be read: {error}") from error
     if sum(map(len, ranks)) > MOST_ACTIONS:
@@ -200,7 +200,7 @@ def read_csv(path: str | Path) -> ActionSchedule:
     return schedule
 
 
-def _of_cells(cells: Sequence[str], where: str) -> list[Action]:
+def _from_cells(cells: Sequence[str], where: str) -> list[Action]:
     actions = []
     for cell in map(str.strip, cells):
         if not cell or _OTHER.fullmatch(cell):

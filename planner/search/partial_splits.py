@@ -189,7 +189,7 @@ class Search:
         again = costs.again_cycles(first, last) if choice.recompute else 0
         return forward + stash, backward + stash + again
 
-    def _of_stage(self, k: int, choice: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def _stage_cycles(self, k: int, choice: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = (cycles[rows] for cycles in self.cycles[choice])
         if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
             return forward, backward
@@ -224,7 +224,7 @@ class Search:
         behind, link = self.behind[rows], self.link[rows]
         load, update = (np.full_like(link, INFINITE) for _ in range(2))
         for number, fits in enumerate(self.table.fits(k, rows)):
-            forward, backward = self._of_stage(k, number, rows)
+            forward, backward = self._stage_cycles(k, number, rows)
             load = np.where(fits, np.minimum(load, forward + backward), load)
             update = np.where(fits, np.minimum(update, self.updates[number][rows]), update)
         outside = ~self.table.allowed[rows] | (load >= INFINITE)
@@ -244,7 +244,7 @@ class Search:
     def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
         """Where stage k of ``rows`` fits each choice and no other is as good in every respect."""
         allowed = self.table.allowed[rows]
-        lengths = [self._of_stage(k, c, rows) for c in range(len(self.table.choices))]
+        lengths = [self._stage_cycles(k, c, rows) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
         for number, (fits, choice) in enumerate(
             zip(self.table.fits(k, rows), self.table.choices, strict=True)
@@ -268,7 +268,7 @@ class Search:
         for number, usable in enumerate(self._usable(k, rows)):
             row, step = np.nonzero(usable)
             at = first, _ = rows[row], step
-            cycles = (one[row, step] for one in self._of_stage(k, number, rows))
+            cycles = (one[row, step] for one in self._stage_cycles(k, number, rows))
             choice = np.full(len(first), number)
             behind = first + step + 1
             pieces.append((first, behind, choice, *cycles, self.link[at], self.updates[number][at]))

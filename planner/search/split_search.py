@@ -531,7 +531,7 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
-    pace = _of_slowest(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
+    pace = _pace(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
     return [*pace, *_what_moves(costs, prediction)]
 
 
@@ -545,7 +545,7 @@ def _in_turns(prediction: Prediction) -> list[str]:
     ]
 
 
-def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+def _pace(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
     """Of a pipeline: what the slowest stage takes, and why no split gets lower."""
     reached = prediction.bottleneck
     largest = int((costs.cycles.work).argmax())
