@@ -212,8 +212,8 @@ class Builder:
             )
             source, broadcast, scattered = folded(source), True, False
         spread = spread_of(source, self.tiles)
-        held, key = spread.elements, spread.key
-        sent = held if broadcast else apportion(int(need.sum()), held)
+        elements, key = spread.elements, spread.key
+        sent = elements if broadcast else apportion(int(need.sum()), elements)
         # a layout with runs is cut in blocks
         met = messages(need * item, sent * item, 1 + (run_of(key) > 0))
         return self.exchange(

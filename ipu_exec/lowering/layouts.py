@@ -122,9 +122,9 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
     """Elements of ``operand`` on each tile, by the layout of its storage (by default linear)."""
     # exact for a whole storage and a contiguous piece of a linear one, else its shares, scaled
     layout = operand.layout or linear_layout(operand, tiles)
-    held = layout.bytes // operand.item_bytes
-    if is_dense(operand) and int(held.sum()) == operand.elements:
-        return Spread(layout.key, held)
+    elements = layout.bytes // operand.item_bytes
+    if is_dense(operand) and int(elements.sum()) == operand.elements:
+        return Spread(layout.key, elements)
     key = (
         "view",
         run_of(layout.key),
@@ -132,7 +132,7 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
     )
     if isinstance(layout.key, tuple) and layout.key[0] == "linear" and is_contiguous(operand):
         start = layout.key[-1]
-        rolled = np.roll(held, -start)
+        rolled = np.roll(elements, -start)
         edges = np.concatenate([[0], np.cumsum(rolled)])
         inside = np.clip(edges, operand.offset, operand.offset + operand.elements)
         return Spread(key, np.roll(np.diff(inside), start))
@@ -151,7 +151,7 @@ def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
     )
 
 
-def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
+def touched(operand: Operand, mask: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
     """How many distinct positions of the kept dimensions ``elements`` of ``operand`` touch.
 
     A tile's share is a box: ``run`` elements in storage order, repeated along dimensions outside.
@@ -169,7 +169,7 @@ def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run:
         # a run that ended inside this dimension leaves the repeats to the dimensions outside
         budget = np.where(budget > 1, np.maximum(budget / extent, 1.0), 1.0)
         left = np.maximum(left / reach, 1.0)
-        if kept[dim]:
+        if mask[dim]:
             count = count * reach
-    most = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    most = prod(n for n, k in zip(operand.shape, mask, strict=True) if k)
     return np.where(elements > 0, np.minimum(np.minimum(count, elements), most), 0).astype(np.int64)

@@ -66,10 +66,10 @@ def bars() -> Mapping[tuple[str, str, str], Bar]:
 
 def bar(kind: str, target: str = ANY, dtype: str = ANY) -> Bar:
     """The bar of a kind of work; of one that is not in the file, that of other operators."""
-    known = bars()
-    if (kind, ANY, ANY) not in known:
+    by_work = bars()
+    if (kind, ANY, ANY) not in by_work:
         kind = UNMEASURED
-    return known.get((kind, target, dtype)) or known[kind, ANY, ANY]
+    return by_work.get((kind, target, dtype)) or by_work[kind, ANY, ANY]
 
 
 def convolution_kind(channels: int, groups: int) -> str:

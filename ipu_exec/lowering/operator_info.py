@@ -109,9 +109,9 @@ def popart_name(aten_name: str) -> str:
 
     Where nobody said, PyTorch's words capitalised, a backward as the "Grad" of its forward.
     """
-    known_name = info(aten_name).popart_name or info(packet(aten_name)).popart_name
-    if known_name:
-        return known_name
+    listed_name = info(aten_name).popart_name or info(packet(aten_name)).popart_name
+    if listed_name:
+        return listed_name
     short = packet(aten_name).rpartition(".")[2].strip("_")
     forward = short.removesuffix("_data").removesuffix("_backward")
     name = "".join(part.capitalize() for part in forward.split("_"))

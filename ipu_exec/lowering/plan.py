@@ -183,7 +183,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of its vectors over tiles, each once."""
-        vectors = [held.bytes for held in self.temporaries]
+        vectors = [temporary.bytes for temporary in self.temporaries]
         vectors += [layout.bytes for layout in self.output_layouts if layout is not None]
         vectors += [layout.bytes for _, layout in self.input_layouts]
         for step in self.steps:

@@ -48,8 +48,8 @@ class Captured:
     def options(self, key: Key) -> CompileOptions:
         """The script's compile options, for the key's micro-batch."""
         call = self.call
-        asked = compile_options(call.options, call.training, key.micro_batch, call.groupings)
-        return replace(asked, shards=key.shards)
+        from_script = compile_options(call.options, call.training, key.micro_batch, call.groupings)
+        return replace(from_script, shards=key.shards)
 
     def _captured(self, key: Key) -> Graph:
         inputs = pull_on_inputs(
@@ -72,14 +72,14 @@ class Captured:
         args, kwargs = inputs
         call = self.call
         optimizer = call.optimizer if call.training else None
-        asked = replace(self.options(key), micro_batches=2 if key.accumulates else 1)
+        options = replace(self.options(key), micro_batches=2 if key.accumulates else 1)
         sharding = replace(call.options.tensor_sharding, shards=key.shards)
         for_whom = (call.model, args, kwargs, optimizer)
         try:
-            return passes.capture_model(*for_whom, (), asked, sharding)
+            return passes.capture_model(*for_whom, (), options, sharding)
         except ContentError:
             contents = read_contents(call.model, args, kwargs, call.training)
-            return passes.capture_model(*for_whom, contents, asked, sharding)
+            return passes.capture_model(*for_whom, contents, options, sharding)
 
 
 def check_batch(call: FirstCall) -> None:

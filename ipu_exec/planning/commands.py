@@ -76,8 +76,8 @@ class Planning:
     ) -> Plan:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
         _refuse(levers)
-        asked = replace(self.asked, command=shlex.join(self.words))
-        best = _planned(with_levers(call, levers), asked, self.args, ending)
+        question = replace(self.asked, command=shlex.join(self.words))
+        best = _planned(with_levers(call, levers), question, self.args, ending)
         best = replace(best, modules=best.modules or tuple(modules), levers=levers.said.strip(","))
         _shown(best, self.args, self.out)
         if self.args.write:
@@ -116,7 +116,7 @@ def _refuse(levers: Levers) -> None:
     }
     for name, (value, instead) in decided.items():
         if value:
-            print(f"ipu-run: --with {name}: a plan decides it; say {instead}", file=sys.stderr)
+            print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
             raise SystemExit(2)
 
 
@@ -162,8 +162,8 @@ def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, ending: _Ending) -> Plan:
     try:
-        with progress() as told:
-            return plan_call(call, asked, told)
+        with progress() as on_news:
+            return plan_call(call, asked, on_news)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)
         raise SystemExit(1) from None

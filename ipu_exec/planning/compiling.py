@@ -166,8 +166,8 @@ def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
     except Error:
         return None
     places = placement.stages
-    held = [name for place in places for name in place.blocks]
-    if held != [block.name for block in graph.blocks] or not all(one.blocks for one in places):
+    in_order = [name for place in places for name in place.blocks]
+    if in_order != [block.name for block in graph.blocks] or not all(one.blocks for one in places):
         return None
     usual = asked_for(options.recomputation, len(places) > 1) is not Recomputation.NONE
     stages = []

@@ -24,22 +24,22 @@ def name_of(graph: Graph, options: CompileOptions, settings: dict[str, Any]) -> 
     return key_of(graph, options, registry.by_users(), settings)
 
 
-class KeptCosts:
+class StoredCosts:
     """Compiles by name."""
 
     def __init__(self) -> None:
-        self._kept = Store()
+        self._store = Store()
 
     def get(self, name: str) -> Compiled | None:
         """The stored result; None where there is nothing intact."""
-        data = self._kept.get(f"{_FOLDER}-{name}")
+        data = self._store.get(f"{_FOLDER}-{name}")
         if data is None:
             return None
         try:
             length = int.from_bytes(data[:8], "little")
-            said = json.loads(data[8 : 8 + length])
-            arrays = arrays_of(said["arrays"], memoryview(data)[8 + length :])
-            whole = put_together(said["nodes"], arrays, said["root"])
+            header = json.loads(data[8 : 8 + length])
+            arrays = arrays_of(header["arrays"], memoryview(data)[8 + length :])
+            whole = put_together(header["nodes"], arrays, header["root"])
         except (ValueError, KeyError, TypeError):
             return None
         return Compiled(*whole) if _is_compiled(whole) else None
@@ -47,10 +47,10 @@ class KeptCosts:
     def put(self, name: str, compiled: Compiled) -> None:
         """Store it, if possible."""
         plain = taken_apart((compiled.priced, compiled.obtained, compiled.phased))
-        said = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
-        head = json.dumps(said, separators=(",", ":")).encode()
+        header = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
+        head = json.dumps(header, separators=(",", ":")).encode()
         arrays = b"".join(array.tobytes() for array in plain.arrays)
-        self._kept.put(f"{_FOLDER}-{name}", len(head).to_bytes(8, "little") + head + arrays)
+        self._store.put(f"{_FOLDER}-{name}", len(head).to_bytes(8, "little") + head + arrays)
 
 
 def _is_compiled(whole: object) -> bool:

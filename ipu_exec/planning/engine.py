@@ -23,8 +23,8 @@ from ipu_exec.planning.compiling import (
     settings_of,
     why_not,
 )
-from ipu_exec.planning.costs_cache import KeptCosts, name_of
-from ipu_exec.planning.workers import Here, Known, Task, Workers
+from ipu_exec.planning.costs_cache import StoredCosts, name_of
+from ipu_exec.planning.workers import Done, Here, Task, Workers
 from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.mappings import Key, Obtained
 from ipuscope.planner.mappings import Mapping as Mapped
@@ -74,7 +74,7 @@ class Compiles:
         self._captured, self._ipus = captured, ipus
         # operators that the user lowered are known in this process only
         self._workers = Here() if workers is None or registry.by_users() else workers
-        self._kept = KeptCosts() if keep else None
+        self._stored = StoredCosts() if keep else None
         self._settings = captured.call.options.flat()
         self.cached = 0
         self.rings = RingsOnTarget(self.target)
@@ -132,7 +132,7 @@ class Compiles:
             yield from self._new(self._basis(key))
 
     def _new(self, wanted: _Wanted | str) -> Iterator[Task]:
-        if isinstance(wanted, str) or (self._kept and self._kept.get(wanted.name)):
+        if isinstance(wanted, str) or (self._stored and self._stored.get(wanted.name)):
             return
         yield self._compile(wanted)
 
@@ -140,7 +140,7 @@ class Compiles:
         try:
             return self._captured.graph(key)
         except (Error, RuntimeError, TypeError, ValueError) as error:
-            return f"the model does not run so: {str(error).splitlines()[0]}"
+            return f"the model does not run this way: {str(error).splitlines()[0]}"
 
     def _basis(self, key: Key) -> _Wanted | str:
         graph = self._graph_or_reason(key)
@@ -158,27 +158,27 @@ class Compiles:
     def _compiled(self, wanted: Iterable[_Wanted | str]) -> Iterator[Compiled | str]:
         """The result of each compile, from disk where it is stored; a reason is passed through."""
         # where there are workers all compiles have begun, or wait for one, when this returns
-        return map(self._kept_if_new, self._workers.run(map(self._task, wanted)))
+        return map(self._stored_if_new, self._workers.run(map(self._task, wanted)))
 
-    def _task(self, wanted: _Wanted | str) -> Task | Known:
+    def _task(self, wanted: _Wanted | str) -> Task | Done:
         """A task, or the result, where it is known."""
         if isinstance(wanted, str):
-            return Known(wanted)
-        kept = self._kept.get(wanted.name) if self._kept else None
-        if kept is not None:
+            return Done(wanted)
+        stored = self._stored.get(wanted.name) if self._stored else None
+        if stored is not None:
             self.cached += 1
-            return Known(kept)
+            return Done(stored)
         return self._compile(wanted)
 
     def _compile(self, wanted: _Wanted) -> Task:
         arguments = (wanted.graph, wanted.options, wanted.key, wanted.settings, wanted.name)
         return Task(try_compile, arguments, wanted.name)
 
-    def _kept_if_new(self, result: Made | Compiled | str) -> Compiled | str:
+    def _stored_if_new(self, result: Made | Compiled | str) -> Compiled | str:
         if not isinstance(result, Made):
             return result
-        if self._kept and isinstance(result.compiled, Compiled):
-            self._kept.put(result.name, result.compiled)
+        if self._stored and isinstance(result.compiled, Compiled):
+            self._stored.put(result.name, result.compiled)
         return result.compiled
 
 

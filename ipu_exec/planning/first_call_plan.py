@@ -56,7 +56,7 @@ def no_news(news: News) -> None:
     """A listener that ignores all news."""
 
 
-def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_news) -> Plan:
+def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = no_news) -> Plan:
     """The best mappings of a first call's model. Error where there is none, or nothing to cut."""
     if not 1 <= asked.ipus <= MAX_IPUS:
         raise UsageError(f"a plan is for 1 to {MAX_IPUS} IPUs, not {asked.ipus}")
@@ -68,9 +68,9 @@ def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_n
         workers = workers_of(asked.workers, asked.ray)
         engine = Compiles(captured, asked.ipus, workers, asked.keep)
         try:
-            best_plan = plan(question, engine, keys_of(question), told)
+            best_plan = plan(question, engine, keys_of(question), on_news)
             if asked.verify:
-                best_plan = verified(best_plan, engine, asked.verify, told)
+                best_plan = verified(best_plan, engine, asked.verify, on_news)
         finally:
             workers.close()
     except (NoMapping, QuestionError, EngineLost) as error:
@@ -94,12 +94,12 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     if not sizes:
         raise QuestionError(
             f"--global-batch {batch} is not a multiple of the script's micro-batch of"
-            f" {micro_batch}: say --micro-batches, numbers that divide it"
+            f" {micro_batch}: give --micro-batches numbers that divide it"
         )
     if all(batch % size for size in sizes):
         raise QuestionError(
             f"--micro-batches {','.join(map(str, sizes))}: none divides the {batch} samples of a"
-            " weight update. Name divisors, or say --global-batch"
+            " weight update. Give divisors, or another --global-batch"
         )
     sharding = options.tensor_sharding
     planned = sharding.shards > 1 or sharding.plan != "auto"

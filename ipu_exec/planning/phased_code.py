@@ -78,16 +78,16 @@ def code_pieces(
     """
     tiles, shared = executable.target.tiles, SharedCode(executable.graph, True)
     programs = int(program.max()) + 1
-    found = []
+    by_program = []
     for number in range(programs):
         pieces = _Pieces(shared, tiles)
         for body in _bodies(executable, int(np.argmax(program == number)), updates_block):
             pieces.body(body, 0)
-        found.append(pieces)
-    code, users = _by_users(found, tiles)
-    types = sorted({name for one in found for name in one.on_tile})
+        by_program.append(pieces)
+    code, users = _by_users(by_program, tiles)
+    types = sorted({name for one in by_program for name in one.on_tile})
     nowhere = np.zeros(tiles, dtype=bool)
-    masks = [[one.on_tile.get(name, nowhere) for one in found] for name in types]
+    masks = [[one.on_tile.get(name, nowhere) for one in by_program] for name in types]
     sizes = np.array([vertex_info(name)[0] for name in types], dtype=np.int64)
     vertices = np.array(masks, dtype=bool).reshape(len(types), programs, tiles)
     none = CodePieces(code, users, vertices, sizes, np.zeros_like(on_ipus))
@@ -112,21 +112,21 @@ def _bodies(
                 yield replace(body, steps=steps)
 
 
-def _by_users(found: list[_Pieces], tiles: int) -> tuple[np.ndarray, np.ndarray]:
+def _by_users(by_program: list[_Pieces], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Pieces that the same programs have, as one: int64[piece, tile], bool[piece, program]."""
     have: dict[Any, list[int]] = {}
-    for number, pieces in enumerate(found):
+    for number, pieces in enumerate(by_program):
         for key in pieces.bytes:
             have.setdefault(key, []).append(number)
     together: dict[tuple[int, ...], np.ndarray] = {}
     for key, programs in have.items():
-        nbytes = found[programs[0]].bytes[key]
+        nbytes = by_program[programs[0]].bytes[key]
         sharers = tuple(programs)
         together[sharers] = together.get(sharers, np.zeros(tiles, dtype=np.int64)) + nbytes
-    for number, pieces in enumerate(found):
+    for number, pieces in enumerate(by_program):
         alone = (number,)
         together[alone] = together.get(alone, np.zeros(tiles, dtype=np.int64)) + pieces.calls
-    users = np.zeros((len(together), len(found)), dtype=bool)
+    users = np.zeros((len(together), len(by_program)), dtype=bool)
     for row, group in zip(users, together, strict=True):
         row[list(group)] = True
     return np.array(list(together.values())), users

@@ -67,23 +67,23 @@ def phased_costs(executable: Executable, key: Key) -> PhasedCosts:
 
 def machine_costs(target: Target, shards: int) -> MachineCosts:
     """The machine, as a profile of it would say."""
-    said = header(target)
+    numbers = header(target)
     return MachineCosts(
         tiles=target.tiles,
         bytes_per_tile=target.bytes_per_tile,
         region0_bytes=target.region0_bytes,
         clock_hz=target.clock_hz,
         sync=EXTERNAL_SYNC_CYCLES,
-        link_latency=int(said["link_latency"]),
-        link_bytes_per_cycle=said["link_bytes_per_cycle"],
-        link_hop_latency=said["link_hop_latency"],
+        link_latency=int(numbers["link_latency"]),
+        link_bytes_per_cycle=numbers["link_bytes_per_cycle"],
+        link_hop_latency=numbers["link_hop_latency"],
         ipus_per_board=target.ipus_per_board,
-        board_link_bytes_per_cycle=said["link_bytes_per_cycle_between_boards"],
+        board_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_boards"],
         ipus_per_rack=target.ipus_per_rack,
-        rack_link_bytes_per_cycle=said["link_bytes_per_cycle_between_racks"],
-        gateway_latency=said["gateway_latency"],
+        rack_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_racks"],
+        gateway_latency=numbers["gateway_latency"],
         shards=shards,
-        streaming_bytes_per_cycle=said["streaming_bytes_per_cycle"],
+        streaming_bytes_per_cycle=numbers["streaming_bytes_per_cycle"],
         stream_step=STREAM_STEP_CYCLES,
     )
 
@@ -115,7 +115,7 @@ class _Reader:
             reads,
             self._once(),
             self._updates(),
-            max((b.cycles for b in self._of(schedule_types.REDUCE)), default=0),
+            max((b.cycles for b in self._bodies(schedule_types.REDUCE)), default=0),
             self._streamed(schedule_types.STREAM_IN),
             self._streamed(schedule_types.STREAM_OUT),
             options.outputs_once,
@@ -128,13 +128,13 @@ class _Reader:
         # what the rules of transfers do not say is the Block's own
         return replace(costs, work=work - streamed - received)
 
-    def _of(self, *tasks: int) -> Iterator[Body]:
+    def _bodies(self, *tasks: int) -> Iterator[Body]:
         return (body for body in self.executable.tree.bodies if body.task in tasks)
 
     def _cycles(self) -> tuple[np.ndarray, np.ndarray]:
         cycles = np.zeros((2, self.blocks), dtype=np.int64)
         again = np.zeros(self.blocks, dtype=np.int64)
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             cycles[_DIRECTIONS[body.task], body.stage] += body.cycles
             if body.task == schedule_types.RECOMPUTE:
                 again[body.stage] += body.cycles
@@ -142,24 +142,24 @@ class _Reader:
 
     def _streamed(self, task: int) -> np.ndarray:
         cycles = np.zeros(self.blocks, dtype=np.int64)
-        for body in self._of(task):
+        for body in self._bodies(task):
             cycles[body.stage] += body.cycles
         return cycles
 
     def _reads(self) -> Reads:
         """What bodies load and receive, once for each tensor, direction and Block."""
         sizes: dict[int, int] = {}
-        found: dict[tuple[int, int, int], None] = {}
-        for body in self._of(*_DIRECTIONS):
+        reads: dict[tuple[int, int, int], None] = {}
+        for body in self._bodies(*_DIRECTIONS):
             direction = _DIRECTIONS[body.task]
             for step in body.steps:
                 for move in step.moves if step.purpose in (*_LOADS, *_REMOTE) else ():
                     if step.purpose in _REMOTE:
                         sizes[move.storage] = move.bytes
                     if step.purpose in _LOADS:
-                        found[move.storage, direction, body.stage] = None
+                        reads[move.storage, direction, body.stage] = None
         rows = []
-        for storage, direction, reader in found:
+        for storage, direction, reader in reads:
             made_in, maker = self.made.get(storage, (FORWARD, reader))
             keeper = reader if storage in self.touched[reader] else maker
             nbytes = sizes.get(storage) or self._bytes(storage, maker)
@@ -179,25 +179,25 @@ class _Reader:
             schedule_types.RETURN: RETURNS,
             schedule_types.LEAVE: LEAVES,
         }
-        for body in self._of(*by_task):
+        for body in self._bodies(*by_task):
             for step in body.steps:
                 self._add(once[by_task[body.task], body.stage], step, step.moves)
                 if body.task == schedule_types.RETURN:
-                    accumulators = self._of_role(step, Role.ACCUMULATOR)
+                    accumulators = self._moves_with(step, Role.ACCUMULATOR)
                     self._add(once[TURNS, body.stage], step, accumulators)
         # the last phase's weights are there: in another phase they would come once more
         last = np.array(self.placement.phases) == self.placement.phases[-1]
         once[RETURNS, last] = once[ENTERS, last] + once[TURNS, last]
-        both = last & (once[ENTERS, :, 0] > 0)
-        once[RETURNS, both, 0] = once[ENTERS, both, 0]
-        for body in self._of(schedule_types.UPDATE):
+        enters = last & (once[ENTERS, :, 0] > 0)
+        once[RETURNS, enters, 0] = once[ENTERS, enters, 0]
+        for body in self._bodies(schedule_types.UPDATE):
             for step in body.steps:
                 block = self._updates_block(step)
                 if block >= 0:
                     self._add(once[UPDATED, block], step, step.moves)
         return once
 
-    def _of_role(self, step: ProgramStep, role: Role) -> tuple[Move, ...]:
+    def _moves_with(self, step: ProgramStep, role: Role) -> tuple[Move, ...]:
         storages = self.graph.storages
         return tuple(move for move in step.moves if storages[move.storage].role == role)
 
@@ -238,7 +238,7 @@ class _Reader:
 
     def _parted(self) -> set[int]:
         """Weights of which, or of whose state, each replica keeps its part."""
-        bodies = self._of(schedule_types.ENTER, schedule_types.RETURN, schedule_types.UPDATE)
+        bodies = self._bodies(schedule_types.ENTER, schedule_types.RETURN, schedule_types.UPDATE)
         moves = (m for b in bodies for s in b.steps if s.purpose in _REMOTE for m in s.moves)
         return {self._owner(m.storage) for m in moves if m.bytes < self._whole(m.storage)}
 
@@ -246,7 +246,7 @@ class _Reader:
         """`PhasedCosts.update`."""
         cycles = np.zeros((2, self.blocks), dtype=np.int64)
         parted = self._parted()
-        for body in self._of(schedule_types.UPDATE):
+        for body in self._bodies(schedule_types.UPDATE):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
                 block = self._updates_block(step)
                 if block < 0 or step.purpose in (*_REMOTE, *_ROUNDS):
@@ -263,7 +263,7 @@ class _Reader:
         target = self.executable.target
         rows = _PASSES * self.blocks  # a pass' Blocks after another's
         peaks = np.zeros((2, rows, target.tiles), dtype=np.int64)
-        held = np.zeros((2, rows, target.tiles), dtype=np.int64)
+        around = np.zeros((2, rows, target.tiles), dtype=np.int64)
         update = np.zeros((self.blocks, 3, target.tiles), dtype=np.int64)
         always = np.zeros((self.blocks, target.tiles), dtype=np.int64)
         ipus = range(self.placement.num_ipus)
@@ -281,11 +281,11 @@ class _Reader:
             interleaved = [v for v in variables if v.interleaved]
             for some, most in zip((variables, interleaved), peaks, strict=True):
                 _peaks_of_rows(some, row_at, most)
-            self._around(variables, self._rows(ipu, _COMPUTES), held)
+            self._around(variables, self._rows(ipu, _COMPUTES), around)
             _peaks_by_share(variables, self._update_at(ipu), update)
         by_pass = (_PASSES, self.blocks, target.tiles)
-        return self._of_kinds(
-            held.reshape(2, *by_pass),
+        return self._tiles_by_kind(
+            around.reshape(2, *by_pass),
             peaks[0].reshape(by_pass),
             peaks[1].reshape(by_pass).max(axis=0),
             always,
@@ -313,7 +313,7 @@ class _Reader:
         return np.array(blocks)
 
     def _around(
-        self, variables: Sequence[records.Variable], row_at: np.ndarray, held: np.ndarray
+        self, variables: Sequence[records.Variable], row_at: np.ndarray, sums: np.ndarray
     ) -> None:
         """Add weights and accumulators at the beginning of each row, and behind it."""
         first = np.flatnonzero(np.diff(row_at, prepend=-2))
@@ -324,14 +324,14 @@ class _Reader:
                 if variable.role not in (Role.WEIGHT, Role.ACCUMULATOR):
                     continue
                 if variable.stage == row % self.blocks:
-                    held[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
-                    held[1, row] += variable.tile_bytes * (
+                    sums[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
+                    sums[1, row] += variable.tile_bytes * (
                         variable.start <= end < variable.stop - 1
                     )
 
-    def _of_kinds(
+    def _tiles_by_kind(
         self,
-        held: np.ndarray,
+        around: np.ndarray,
         peak: np.ndarray,
         interleaved: np.ndarray,
         always: np.ndarray,
@@ -344,7 +344,7 @@ class _Reader:
         kind = np.zeros(self.blocks, dtype=np.int64)
         first: list[int] = []
         for block in range(self.blocks):
-            columns = [held[:, :, block], peak[:, block], interleaved[block], always[block]]
+            columns = [around[:, :, block], peak[:, block], interleaved[block], always[block]]
             columns.append(update[block])
             digest = b"".join(column.tobytes() for column in columns)
             if digest not in kinds:
@@ -355,7 +355,7 @@ class _Reader:
         pieces = code_pieces(self.executable, program, self._updates_block, code)
         return BlockTiles(
             kind,
-            held[:, :, first],
+            around[:, :, first],
             peak[:, first],
             interleaved[first],
             always[first],
@@ -368,7 +368,7 @@ class _Reader:
     def _programs(self) -> np.ndarray:
         """A number for each Block, equal where their operators have the same plans."""
         plans: list[list[tuple[int, int]]] = [[] for _ in range(self.blocks)]
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             of_block = plans[body.stage]
             of_block += [(id(s.plan), s.part) for s in body.steps if s.plan is not None]
         numbers: dict[tuple[tuple[int, int], ...], int] = {}
@@ -377,7 +377,7 @@ class _Reader:
     def _shared(self) -> tuple[float, int, float]:
         """The share of Blocks' cycles that tiles exchange, a micro-batch's flops, the error."""
         exchanged, total, flops = 0, 0, 0
-        for body in self._of(*_DIRECTIONS):
+        for body in self._bodies(*_DIRECTIONS):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
                 if step.purpose in (*_REMOTE, Purpose.COPY):
                     continue

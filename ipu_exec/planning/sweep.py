@@ -16,12 +16,12 @@ from ipu_exec.script_levers import parse
 
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Compile every combination; 1 where one failed. Error where a combination makes no sense."""
-    settings = [_values(said) for said in args.sweep]
+    settings = [_values(text) for text in args.sweep]
     combinations = [
-        ",".join(f"{name}={value}" for name, value in one) for one in product(*settings)
+        ",".join(f"{name}={value}" for name, value in pairs) for pairs in product(*settings)
     ]
-    for one in combinations:
-        parse(one, "--sweep")
+    for combination in combinations:
+        parse(combination, "--sweep")
     from ipuscope.planner.levers.compile_again import compile_again
     from ipuscope.profiler.analysis.runs import runs, settings_of
     from ipuscope.profiler.provenance import Provenance
@@ -38,8 +38,8 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
             zip(combinations, pool.map(compiled, combinations), strict=True), 1
         ):
             profiles += [profile] if profile else []
-            told = why or "compiled"
-            print(f"{number} of {len(combinations)}: {levers}: {told}", file=sys.stderr)
+            result = why or "compiled"
+            print(f"{number} of {len(combinations)}: {levers}: {result}", file=sys.stderr)
     if not profiles:
         return 1
     table, _ = runs(profiles)
@@ -59,9 +59,9 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     return int(len(profiles) < len(combinations) or not table["fits"].all())
 
 
-def _values(said: str) -> list[tuple[str, str]]:
-    name, _, values = said.partition("=")
+def _values(text: str) -> list[tuple[str, str]]:
+    name, _, values = text.partition("=")
     name = name.replace("_", "-") if "." not in name else name
     if not values:
-        raise Error(f"--sweep {said!r}: say NAME=VALUE,VALUE, as micro-batch=1,2,4")
+        raise Error(f"--sweep {text!r}: write NAME=VALUE,VALUE, such as micro-batch=1,2,4")
     return [(name, value) for value in values.split(",")]

@@ -31,18 +31,18 @@ _COLUMNS = (
 @contextmanager
 def progress() -> Iterator[Callable[[News], None]]:
     """The compiles with the best so far on stderr; it yields a function that receives the news."""
-    with waiting("Planning") as say:
-        say("capture")
+    with waiting("Planning") as show_text:
+        show_text("capture")
 
-        def told(news: News) -> None:
+        def show_news(news: News) -> None:
             best = news.best
             what = news.what
             if best is not None:
                 what = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
             part = news.done / news.wanted if news.wanted else None
-            say(f"{news.done} of {news.wanted} {what}", part)
+            show_text(f"{news.done} of {news.wanted} {what}", part)
 
-        yield told
+        yield show_news
 
 
 def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
@@ -58,22 +58,22 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     if verified:
         console.print(_verified(plan, verified))
     for line in (*plan.why, *plan.notes):
-        _say(line, "- ", "  ", console)
+        _print_wrapped(line, "- ", "  ", console)
     if plan.left_out:
         console.print("not compiled:")
     for line in plan.left_out:
-        _say(line, "  ", "    ", console)
+        _print_wrapped(line, "  ", "    ", console)
     cached = f", {plan.cached} from the disk" if plan.cached else ""
     console.print(f"{count(plan.compiles, 'compile')}{cached}, {plan.seconds:.1f} s", style="dim")
 
 
-def _say(words: str, first: str, others: str, console: Console) -> None:
+def _print_wrapped(words: str, first: str, rest: str, console: Console) -> None:
     """Print lines that begin so, no wider than the terminal but for words that are."""
     lines = textwrap.wrap(
         words,
         min(console.width, _LINE),
         initial_indent=first,
-        subsequent_indent=others,
+        subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -89,37 +89,37 @@ def _table(*heads: str) -> Table:
 
 
 def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
-    in_phases = any(one.mapping.in_phases for one in candidates)
+    in_phases = any(candidate.mapping.in_phases for candidate in candidates)
     columns = ("phases",) if in_phases else ()
     shown = _table("", *columns, *_COLUMNS)
-    for number, one in enumerate(candidates, 1):
-        mapping = one.mapping
+    for number, candidate in enumerate(candidates, 1):
+        mapping = candidate.mapping
         cells = (
             *(mapping.shards, mapping.pipeline, mapping.replicas, folded(mapping.split)),
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
             mapping.memory_proportion,
-            per_second(one.rate),
-            _extent(one),
+            per_second(candidate.rate),
+            _extent(candidate),
         )
         phases = (mapping.phases,) if in_phases else ()
         shown.add_row(
-            str(number), *map(str, (*phases, *cells)), style="" if one.runs else "dim strike"
+            str(number), *map(str, (*phases, *cells)), style="" if candidate.runs else "dim strike"
         )
     return shown
 
 
-def _extent(one: Candidate) -> str:
+def _extent(candidate: Candidate) -> str:
     """As compiled, else as predicted; '?': only a compile knows whether it fits."""
-    if one.obtained is not None and one.obtained.fullest:
-        return kib(one.obtained.fullest)
-    return f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}"
+    if candidate.obtained is not None and candidate.obtained.fullest:
+        return kib(candidate.obtained.fullest)
+    return f"{kib(candidate.fullest)}{'' if candidate.memory == 'fits' else ' ?'}"
 
 
 def _times(candidates: tuple[Candidate, ...]) -> Table:
     shown = _table("", "cycles", *SHARES, "latency")
-    for number, one in enumerate(candidates, 1):
-        shares = [f"{one.shares[name]:.1%}" for name in SHARES]
-        shown.add_row(str(number), f"{one.cycles:,}", *shares, latency(one.latency))
+    for number, candidate in enumerate(candidates, 1):
+        shares = [f"{candidate.shares[name]:.1%}" for name in SHARES]
+        shown.add_row(str(number), f"{candidate.cycles:,}", *shares, latency(candidate.latency))
     return shown
 
 
@@ -127,16 +127,16 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
     shown = _table(
         *("", "cycles\npredicted", "obtained", "off", "tile\npredicted", "obtained", "off", "")
     )
-    for one in candidates:
-        came, off = one.obtained, one.off
+    for candidate in candidates:
+        came, off = candidate.obtained, candidate.off
         assert came is not None
-        where = str(plan.candidates.index(one) + 1)
+        where = str(plan.candidates.index(candidate) + 1)
         if off is None:
-            shown.add_row(where, f"{one.cycles:,}", *[""] * 5, came.problem)
+            shown.add_row(where, f"{candidate.cycles:,}", *[""] * 5, came.problem)
             continue
         shown.add_row(
-            *(where, f"{one.cycles:,}", f"{came.cycles:,}", f"{off[0]:+.2%}"),
-            *(kib(one.fullest), kib(came.fullest), f"{off[1]:+.2%}", came.problem),
+            *(where, f"{candidate.cycles:,}", f"{came.cycles:,}", f"{off[0]:+.2%}"),
+            *(kib(candidate.fullest), kib(came.fullest), f"{off[1]:+.2%}", came.problem),
         )
     return shown
 
@@ -163,12 +163,13 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         yield "half precision and the loss as the only output, too."
 
 
-def _rates(one: Candidate) -> str:
-    predicted = f"{per_second(one.samples_per_second)} samples/s predicted"
-    if one.obtained is None:
+def _rates(candidate: Candidate) -> str:
+    predicted = f"{per_second(candidate.samples_per_second)} samples/s predicted"
+    if candidate.obtained is None:
         return f"{predicted}, not compiled"
-    came = one.obtained.problem or f"{per_second(one.rate)} compiled"
-    return f"{predicted}, {came}; {kib(one.obtained.fullest or one.fullest)} on the fullest tile"
+    came = candidate.obtained.problem or f"{per_second(candidate.rate)} compiled"
+    fullest = candidate.obtained.fullest or candidate.fullest
+    return f"{predicted}, {came}; {kib(fullest)} on the fullest tile"
 
 
 def as_json(plan: Plan) -> str:

@@ -35,7 +35,7 @@ from ipuscope.planner.mappings.search_state import EngineLost
 _TRIES = 3
 _SERVER = "forkserver"
 LOCAL = "local"
-WITHOUT_RAY = "--ray takes Ray, which is not installed here: pip install 'ipuscope[cluster]'"
+WITHOUT_RAY = "--ray needs Ray, which is not installed here: pip install 'ipuscope[cluster]'"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Known:
+class Done:
     """In place of a task: its result, which is there already."""
 
     result: Any
@@ -57,7 +57,7 @@ class Known:
 class Workers(Protocol):
     """Runs tasks somewhere."""
 
-    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Done]) -> Iterator[Any]:
         """The result of each task, in order; a task's exception ends it.
 
         Where there are workers, every task has begun, or waits for one, when this returns.
@@ -76,10 +76,10 @@ class Workers(Protocol):
 class Here:
     """This process, running one task at a time when its result is asked for."""
 
-    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Done]) -> Iterator[Any]:
         """Run them one after another."""
         for task in tasks:
-            yield task.result if isinstance(task, Known) else _call(task.function, task.arguments)
+            yield task.result if isinstance(task, Done) else _call(task.function, task.arguments)
 
     def ahead(self, tasks: Iterator[Task]) -> None:
         """Nobody is idle here."""
@@ -97,11 +97,9 @@ class _Pool:
         self._begun: dict[str, Future[Any]] = {}  # ahead
         self._next: Iterator[Task] = iter(())
 
-    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Done]) -> Iterator[Any]:
         """Run all at once; tasks of a killed worker are repeated."""
-        waiting = [
-            task if isinstance(task, Known) else (task, self._future(task)) for task in tasks
-        ]
+        waiting = [task if isinstance(task, Done) else (task, self._future(task)) for task in tasks]
         return map(self._result, waiting)
 
     def ahead(self, tasks: Iterator[Task]) -> None:
@@ -119,8 +117,8 @@ class _Pool:
     def _submit(self, task: Task) -> Future[Any]:
         raise NotImplementedError
 
-    def _result(self, waiting: Known | tuple[Task, Future[Any]]) -> Any:
-        if isinstance(waiting, Known):
+    def _result(self, waiting: Done | tuple[Task, Future[Any]]) -> Any:
+        if isinstance(waiting, Done):
             return waiting.result
         task, future = waiting
         self._wait(future)

@@ -65,7 +65,7 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
             continue
         samples = basis.costs_with(levers).samples / basis.costs.samples
         cycles = round(basis.cycles_with(levers) / samples) - now
-        command, where = _asked(basis, levers)
+        command, where = _command_and_page(basis, levers)
         estimate = any(lever.estimate(value) for lever, value in pulled(levers))
         reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
     return sorted(reliefs, key=lambda one: -one.freed)
@@ -85,16 +85,16 @@ def fewest_changes(report: Report, ipus: int = 0) -> str:
     if basis.micro_batch > 3:
         single.append(Levers(micro_batch=1))
     for count in range(4):
-        found = []
+        fitting = []
         for some in combinations(single, count):
             if len({name for one in some for name in one.pulled}) < count:
                 continue
             levers = reduce(Levers.over, some, Levers())
             cycles = _that_run(basis, levers, ipus)
             if cycles is not None:
-                found.append((cycles, levers))
-        if found:
-            (_, split), levers = min(found, key=lambda one: (one[1].half, one[0]))
+                fitting.append((cycles, levers))
+        if fitting:
+            (_, split), levers = min(fitting, key=lambda one: (one[1].half, one[0]))
             return _one_command(report, basis, levers, ipus or split)
     if not basis.can_split:
         return ""
@@ -209,7 +209,7 @@ def _that_fits(costs: Costs) -> Assignment | None:
     return None if split.prediction.problems else split.prediction.assignment
 
 
-def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
+def _command_and_page(basis: Basis, levers: Levers) -> tuple[str, str]:
     """The command that predicts its effect, and the viewer's page."""
     path = basis.report.path.parent
     if levers.split is None:

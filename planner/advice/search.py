@@ -168,10 +168,10 @@ def _gains(advice: Advice, now: float) -> bool:
 
 def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
     """The best setting of each lever, most samples a second first."""
-    ranked = sorted(advices, key=lambda one: -one.samples_per_second)
+    ranked = sorted(advices, key=lambda advice: -advice.samples_per_second)
     best: dict[tuple[str, ...], Advice] = {}
-    for one in ranked:
-        best.setdefault(one.levers.pulled, one)
+    for advice in ranked:
+        best.setdefault(advice.levers.pulled, advice)
     return list(best.values())
 
 
@@ -182,9 +182,9 @@ def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int,
     """(micro-batch size, number of micro-batches) to try; 0: as now."""
     batches = [(0, 0), *cuts(basis, stages)]
     if allowed.samples:
-        others = basis.costs.samples // basis.micro_batch
+        per_update = basis.costs.samples // basis.micro_batch
         for size in (0, *LEVERS["micro_batch"].settings(basis, allowed)):
-            samples = (size or basis.micro_batch) * others
+            samples = (size or basis.micro_batch) * per_update
             some = counts(basis, allowed.samples, stages)
             fitting = [count for count in some if count * samples <= allowed.samples]
             batches.append((size, max(fitting, default=0)))

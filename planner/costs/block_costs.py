@@ -202,11 +202,11 @@ class BlockCosts:
         carried, ties = self.memory.carried, self.cuts.ties.blocks
         most = np.zeros((len(self.ties_alike), len(self), self.machine.tiles), dtype=np.int64)
         tied = np.flatnonzero(carried.is_tied)
-        for held, rows in zip(most, self.ties_alike, strict=True):
+        for nbytes, rows in zip(most, self.ties_alike, strict=True):
             home, *readers = ties[rows[0]]
-            held[readers] += self.tied_bytes[rows].sum(axis=0)
+            nbytes[readers] += self.tied_bytes[rows].sum(axis=0)
             for row in tied[(carried.first[tied] == home) & np.isin(carried.maker[tied], readers)]:
-                held[[home, carried.maker[row]]] += carried.nbytes[row]
+                nbytes[[home, carried.maker[row]]] += carried.nbytes[row]
         return most
 
     @cached_property
@@ -216,7 +216,7 @@ class BlockCosts:
         return nbytes
 
     @cached_property
-    def known(self) -> dict[object, Any]:
+    def cache(self) -> dict[object, Any]:
         """Results already computed from these costs, by the function and its arguments."""
         return {}
 

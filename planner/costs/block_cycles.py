@@ -113,21 +113,21 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
     """What the compiler recorded of recomputation, by name; None: not there, or it is invalid."""
-    said: Any = report.meta.get("recomputation")
+    written: Any = report.meta.get("recomputation")
     try:
         of_blocks = {
-            name: np.array(said[name], dtype=np.int64)
+            name: np.array(written[name], dtype=np.int64)
             for name in ("again", "again_end", "again_final", "closed")
         }
         stashes = {
-            name: np.array(said[name], dtype=np.int64).reshape(-1, 4)
+            name: np.array(written[name], dtype=np.int64).reshape(-1, 4)
             for name in ("stashes", "stashes_kept")
         }
-        handed_on = np.array(said.get("handed_on", []), dtype=np.int64).reshape(-1, 3)
+        handed_on = np.array(written.get("handed_on", []), dtype=np.int64).reshape(-1, 3)
         named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
         named = np.concatenate([named, handed_on[:, :2].ravel()])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     whole = all(each.shape == (blocks,) for each in of_blocks.values())
-    known = np.isin(named, np.arange(blocks)).all()
-    return {**of_blocks, **stashes, "handed_on": handed_on} if whole and known else None
+    are_blocks = np.isin(named, np.arange(blocks)).all()
+    return {**of_blocks, **stashes, "handed_on": handed_on} if whole and are_blocks else None

@@ -178,8 +178,8 @@ def _carried(
     """The tensors that Blocks pass on, among the variables that come and go."""
     table = report.columns_of(records.Op)
     row, op = variables.rows_of(uses[1]), rows_of(table["id"], uses[0])
-    known = (row >= 0) & (op >= 0)
-    row, op = row[known], op[known]
+    is_listed = (row >= 0) & (op >= 0)
+    row, op = row[is_listed], op[is_listed]
     living = ~variables.always[row]
     used = variables.tensor[row[living]], table["direction"][op[living]], table["block"][op[living]]
     return Carried.of(variables, used, blocks, tied)
@@ -191,8 +191,8 @@ def _states(variables: Variables, blocks: int) -> dict[str, np.ndarray]:
     key = _pairs(states.ipu, states.tensor)
     states = states.where(np.sort(np.unique(key, return_index=True)[1]))
     block, op = _owners(variables, states)
-    known = (block >= 0) & (block < blocks)
-    states, block, op = states.where(known), block[known], op[known]
+    is_listed = (block >= 0) & (block < blocks)
+    states, block, op = states.where(is_listed), block[is_listed], op[is_listed]
     weights, weight = np.unique(
         np.stack([states.ipu, block, op], axis=1), axis=0, return_inverse=True
     )
@@ -240,9 +240,9 @@ def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.nda
 
 def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """One number for each pair of numbers."""
-    _, one = np.unique(first, return_inverse=True)
-    kinds, other = np.unique(second, return_inverse=True)
-    numbers: np.ndarray = one * max(1, len(kinds)) + other
+    _, first_kind = np.unique(first, return_inverse=True)
+    kinds, second_kind = np.unique(second, return_inverse=True)
+    numbers: np.ndarray = first_kind * max(1, len(kinds)) + second_kind
     return numbers
 
 
@@ -282,9 +282,9 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
     for named, chosen in ((1, True), (2, False)):
         id_lists = [one[named] for one in pieces]
         every = np.array([id for some in id_lists for id in some], dtype=np.int64)
-        of = np.repeat(np.arange(len(pieces)), [len(some) for some in id_lists])
+        piece = np.repeat(np.arange(len(pieces)), [len(some) for some in id_lists])
         row = rows_of(ids, every)
-        number[row[row >= 0]] = of[row >= 0] if chosen else _COUNTED
+        number[row[row >= 0]] = piece[row >= 0] if chosen else _COUNTED
     return number
 
 
@@ -298,13 +298,13 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
     nothing = np.zeros(blocks, dtype=np.int64)
     variables = report.columns_of(records.Variable)
     is_code = (variables["role"] == Role.PROGRAM) & (variables["always_live"] != 0)
-    known = variables["id"][is_code]
-    said: Any = report.meta.get("code")
+    ids = variables["id"][is_code]
+    written: Any = report.meta.get("code")
     try:
-        calls = np.array(said["calls"], dtype=np.int64)
+        calls = np.array(written["calls"], dtype=np.int64)
         pieces = [
             tuple([int(number) for number in numbers] for numbers in piece)
-            for piece in said["shared"]
+            for piece in written["shared"]
         ]
         named = [id for _, once, again in pieces for id in (*once, *again)]
         users = [block for sharers, _, _ in pieces for block in sharers]
@@ -312,7 +312,7 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
         return nothing, []
     ours = (
         len(set(named)) == len(named)
-        and int(np.isin(known, named).sum()) == len(named)
+        and int(np.isin(ids, named).sum()) == len(named)
         and calls.shape == nothing.shape
     )
     if not ours or calls.min(initial=0) < 0 or not all(0 <= block < blocks for block in users):

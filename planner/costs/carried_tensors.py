@@ -67,8 +67,8 @@ class Carried:
         tensors, row = np.unique(tensor, return_inverse=True)
         ahead = np.zeros((len(tensors), blocks), dtype=bool)
         behind = np.zeros_like(ahead)
-        for one, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
-            here = direction == one
+        for way, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
+            here = direction == way
             uses[row[here], block[here]] = True
         back: np.ndarray = np.array(~ahead.any(axis=1), dtype=bool)
         touched: np.ndarray = np.where(back[:, None], behind, ahead)

@@ -29,15 +29,15 @@ class Ties:
 
     def reads_before(self, blocks: int) -> np.ndarray:
         """How many Blocks before each read a weight that is another's: int64[tie, Block + 1]."""
-        if blocks not in self._known:
+        if blocks not in self._cached_reads:
             before = np.zeros((len(self), blocks + 1), dtype=np.int64)
             for row, (_, *readers) in zip(before, self.blocks, strict=True):
                 row[np.array(readers) + 1] = 1
-            self._known[blocks] = before.cumsum(axis=1)
-        return self._known[blocks]
+            self._cached_reads[blocks] = before.cumsum(axis=1)
+        return self._cached_reads[blocks]
 
     @cached_property
-    def _known(self) -> dict[int, np.ndarray]:
+    def _cached_reads(self) -> dict[int, np.ndarray]:
         return {}
 
     @classmethod
@@ -50,10 +50,10 @@ class Ties:
         is_weight = variables.equals("role", Role.WEIGHT)
         reads = ops.equals("direction", Direction.FORWARD) & (ops["block"] >= 0)
         rows, by = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
-        known = (rows >= 0) & (by >= 0)
-        rows, by = rows[known], by[known]
-        known = is_weight[rows] & reads[by]
-        rows, by = rows[known], by[known]
+        selected = (rows >= 0) & (by >= 0)
+        rows, by = rows[selected], by[selected]
+        selected = is_weight[rows] & reads[by]
+        rows, by = rows[selected], by[selected]
         readers: dict[int, set[int]] = {}
         size: dict[int, int] = {}
         first: dict[int, int] = {}  # row of the first use: a copy of the weight has a number

@@ -65,7 +65,7 @@ STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What grows with samples and shrinks in half precision; phases need no `steps` and `held`."""
+    """What grows with samples and shrinks in float16; phases need no `steps` and `nbytes`."""
 
     report: Report
     variables: pd.DataFrame  # `variables_alike` of the report
@@ -76,9 +76,9 @@ class Sizes:
         return _steps(self.report, self.variables)
 
     @cached_property
-    def held(self) -> pd.DataFrame:
+    def nbytes(self) -> pd.DataFrame:
         """Bytes of each Block by what they are."""
-        return _held(self.report, self.variables)
+        return _bytes_by_block(self.report, self.variables)
 
     @cached_property
     def float32_shares(self) -> dict[str, float]:
@@ -140,8 +140,8 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     compute, exchange = kind == "compute", kind == "exchange"
 
     beyond = beyond_starting(cycles, kind)
-    known = compute & (vertices.start >= 0)
-    beyond = np.where(known, np.maximum(0, cycles - vertices.start), beyond)
+    has_start = compute & (vertices.start >= 0)
+    beyond = np.where(has_start, np.maximum(0, cycles - vertices.start), beyond)
 
     tiles = report.target.tiles_per_ipu
     busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
@@ -232,10 +232,10 @@ def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     uses = report.columns_of(records.Use)
     if not len(uses["op"]):
         return np.zeros(0, dtype=np.int64)
-    known = np.isin(uses["variable"], variables.index)
-    used = variables.loc[uses["variable"][known]]
-    count = np.bincount(uses["op"][known])
-    alike = np.bincount(uses["op"][known], used["like_weight"].to_numpy(), minlength=len(count))
+    is_listed = np.isin(uses["variable"], variables.index)
+    used = variables.loc[uses["variable"][is_listed]]
+    count = np.bincount(uses["op"][is_listed])
+    alike = np.bincount(uses["op"][is_listed], used["like_weight"].to_numpy(), minlength=len(count))
     return np.flatnonzero((count > 0) & (alike == count))
 
 
@@ -260,13 +260,13 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     grows = np.select(
         [of_product, per_sample, weights], ["products", "samples", "weights"], default="rest"
     )
-    kept_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
-    as_large = kept_single | of_product | (role == Role.PROGRAM)
+    stays_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
+    as_large = stays_single | of_product | (role == Role.PROGRAM)
     is_single = variables["dtype"].isin((_SINGLE, "")) & ~as_large
     return variables.assign(grows=grows, single=variables["bytes"].where(is_single, 0))
 
 
-def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+def _bytes_by_block(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     """Bytes by ``block, always_live, grows``, and ``single``, which halve; no optimiser state."""
     rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
@@ -289,7 +289,7 @@ def _host_dtypes(report: Report) -> dict[str, float]:
     return {way: float(halves.get(way, 0) / max(1, of_way.get(way, 1))) for way in ("in", "out")}
 
 
-def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Costs:
+def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> Costs:
     """Costs with Blocks in float16 (``half``) and micro-batches ``samples`` times larger."""
     if not half and samples == 1:
         return costs
@@ -297,14 +297,14 @@ def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Cost
     moved = samples * rate
     return replace(
         costs,
-        cycles=_cycles(costs.cycles, of.steps, samples, half),
-        memory=_memory(costs.memory, of.held, samples, half),
+        cycles=_cycles(costs.cycles, sizes.steps, samples, half),
+        memory=_memory(costs.memory, sizes.nbytes, samples, half),
         stash=replace(
             costs.stash,
             recomputing=_times_bytes(costs.stash.recomputing, moved),
             keeping=_times_bytes(costs.stash.keeping, moved),
         ),
-        streams=estimated_streams(costs.streams, of, samples, half),
+        streams=estimated_streams(costs.streams, sizes, samples, half),
         cuts=_cuts(costs.cuts, moved, rate),
         samples=round(costs.samples * samples),
         measured=False,
@@ -348,11 +348,11 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> Bl
     )
 
 
-def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool) -> BlockMemory:
-    growth = growth_of_bytes(held["grows"], samples)
-    held_bytes = held["bytes"] - (held["single"] / 2 if half else 0)
-    after = (growth * held_bytes).groupby([held["block"], held["always_live"]]).sum()
-    before = held["bytes"].groupby([held["block"], held["always_live"]]).sum()
+def _memory(memory: BlockMemory, sizes: pd.DataFrame, samples: float, half: bool) -> BlockMemory:
+    growth = growth_of_bytes(sizes["grows"], samples)
+    nbytes = sizes["bytes"] - (sizes["single"] / 2 if half else 0)
+    after = (growth * nbytes).groupby([sizes["block"], sizes["always_live"]]).sum()
+    before = sizes["bytes"].groupby([sizes["block"], sizes["always_live"]]).sum()
     ratio = after / before.clip(lower=1)
 
     def times(values: np.ndarray, always: int) -> np.ndarray:
@@ -384,9 +384,11 @@ def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
     return scaled
 
 
-def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
+def estimated_streams(
+    streams: HostStreams, sizes: Sizes, samples: float, half: bool
+) -> HostStreams:
     """Streams with micro-batches ``samples`` times larger, in float16 (``half``)."""
-    single = of.float32_shares if half else {"in": 0.0, "out": 0.0}
+    single = sizes.float32_shares if half else {"in": 0.0, "out": 0.0}
     less_in, less_out = (samples * (1 - single[way] / 2) for way in ("in", "out"))
 
     def times(cycles: np.ndarray, factor: float) -> np.ndarray:

@@ -53,7 +53,7 @@ class MachineCosts:
         target, meta = report.target, report.meta
         before = published_parameters(target.clock_hz)
 
-        def said(key: str) -> float:
+        def value(key: str) -> float:
             return number(meta, key, before[key])
 
         bodies = report.columns_of(records.Body)
@@ -64,10 +64,10 @@ class MachineCosts:
             bytes_per_tile=target.bytes_per_tile,
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
-            sync=int(syncs.max()) if len(syncs) else int(said("external_sync")),
+            sync=int(syncs.max()) if len(syncs) else int(value("external_sync")),
             link_latency=int(number(meta, "link_latency", 0)),
             link_bytes_per_cycle=rate,
-            link_hop_latency=said("link_hop_latency"),
+            link_hop_latency=value("link_hop_latency"),
             ipus_per_board=int(number(meta, "ipus_per_board", 0)) or 1 << 30,
             board_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_boards", 0)
             or rate,
@@ -75,11 +75,11 @@ class MachineCosts:
             rack_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_racks", 0) or rate,
             gateway_latency=number(meta, "gateway_latency", 0),
             shards=int(number(meta, "tensor_sharding", 1)),
-            streaming_bytes_per_cycle=said("streaming_bytes_per_cycle")
+            streaming_bytes_per_cycle=value("streaming_bytes_per_cycle")
             or before["streaming_bytes_per_cycle"],
-            stream_step=int(said("stream_step")),
-            slice_cycles=said("slice_cycles"),
-            slice_bytes_per_cycle=said("slice_bytes_per_cycle") or before["slice_bytes_per_cycle"],
+            stream_step=int(value("stream_step")),
+            slice_cycles=value("slice_cycles"),
+            slice_bytes_per_cycle=value("slice_bytes_per_cycle") or before["slice_bytes_per_cycle"],
         )
 
     def link_rate(self, a: int, b: int) -> float:

@@ -49,14 +49,14 @@ class Passes:
         blocks = len(ipu_of)
         restored = steps.purpose == Purpose.RESTORE
         of_block = steps.block.clip(0, blocks - 1)
-        known = (steps.block == of_block) & (ipu_of[of_block] == steps.ipu)
-        known &= ~restored & (steps.purpose != Purpose.STASH)
+        is_own = (steps.block == of_block) & (ipu_of[of_block] == steps.ipu)
+        is_own &= ~restored & (steps.purpose != Purpose.STASH)
         at = np.full(len(steps), _NONE)
         for name, number in _OF_DIRECTION.items():
             here = np.flatnonzero(steps.direction == name)
-            block, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
-            behind = _last_known(block, ipu)
-            ahead = _last_known(block[::-1], ipu[::-1])[::-1]
+            block, ipu = np.where(is_own, steps.block, _NONE)[here], steps.ipu[here]
+            behind = _last_valid(block, ipu)
+            ahead = _last_valid(block[::-1], ipu[::-1])[::-1]
             nearest = np.where(restored[here], ahead, behind)
             nearest = np.where(nearest < 0, ahead, nearest)
             at[here] = np.where(nearest >= 0, number * blocks + nearest, _NONE)
@@ -70,7 +70,7 @@ class Passes:
         return {n: steps for n, steps in zip(numbers.tolist(), rows, strict=True) if n >= 0}
 
 
-def _last_known(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+def _last_valid(values: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Each entry's own value or the last one before it in its group that is not -1; -1: none."""
     if not len(values):
         return values

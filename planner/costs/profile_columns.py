@@ -75,13 +75,13 @@ class Variables:
         vector = self.vector[order]
         edges = np.searchsorted(group[order], np.arange(count + 1))
         totals = np.zeros((count, self.vectors.shape[1]), dtype=np.int64)
-        known: dict[bytes, np.ndarray] = {}
+        cached: dict[bytes, np.ndarray] = {}
         for number in np.flatnonzero(np.diff(edges)).tolist():
             members = vector[edges[number] : edges[number + 1]]
             key = members.tobytes()
-            if key not in known:
-                known[key] = liveness.total(self.vectors, members)
-            totals[number] = known[key]
+            if key not in cached:
+                cached[key] = liveness.total(self.vectors, members)
+            totals[number] = cached[key]
         return totals
 
 
@@ -116,15 +116,15 @@ class Steps:
         return np.where(inside, row, -1)
 
 
-def rows_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Where each id is in ``known``, which has each once; -1 where it is not."""
-    if not len(known):
+def rows_of(present: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Where each id is in ``present``, which has each once; -1 where it is not."""
+    if not len(present):
         return np.full(len(ids), -1)
-    if (known == np.arange(len(known))).all():  # as the engine counts them
-        return np.where((ids >= 0) & (ids < len(known)), ids, -1)
-    order = np.argsort(known, kind="stable")
-    at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
-    return np.where(known[order[at]] == ids, order[at], -1)
+    if (present == np.arange(len(present))).all():  # as the engine counts them
+        return np.where((ids >= 0) & (ids < len(present)), ids, -1)
+    order = np.argsort(present, kind="stable")
+    at = np.minimum(np.searchsorted(present, ids, sorter=order), len(present) - 1)
+    return np.where(present[order[at]] == ids, order[at], -1)
 
 
 def sum_by(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

@@ -127,11 +127,11 @@ class Costs(BlockCosts):
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         nothing = np.zeros(0, dtype=np.int64)
-        held = [self._used(report, nothing)]
+        measured = [self._used(report, nothing)]
         copied = self._copies_of_ties(report) if len(self.cuts.ties) else nothing
         if len(copied):
-            held.append(self._used(report, copied))
-        (residual, *at_home), ran_by = residuals(self, *held)
+            measured.append(self._used(report, copied))
+        (residual, *at_home), ran_by = residuals(self, *measured)
         memory = replace(self.memory, residual=residual, residual_of=ran_by)
         if at_home:
             memory = replace(memory, residual_at_home=at_home[0])
@@ -139,12 +139,12 @@ class Costs(BlockCosts):
 
     def _used(self, report: Report, without: np.ndarray) -> dict[int, np.ndarray]:
         """Peak bytes of each IPU's tiles, ``without`` the variables of these ids."""
-        held = {}
+        peaks = {}
         for ipu in sorted(set(self.ipus)):
             variables = report.ipu_variables(ipu)
             chosen = ~np.isin(variables.id, without)
-            held[ipu] = report.peaks_of(ipu, chosen).tile_peak
-        return held
+            peaks[ipu] = report.peaks_of(ipu, chosen).tile_peak
+        return peaks
 
     def _copies_of_ties(self, report: Report) -> np.ndarray:
         """Ids of the variables that are copies of tied weights (`copies_of_ties`)."""
@@ -215,10 +215,10 @@ def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
 
     Empty where an imported profile does not record it, or its record is invalid.
     """
-    said: Any = report.meta.get("choices")
+    written: Any = report.meta.get("choices")
     try:
         choices = tuple(
-            Choice(bool(again) and pipelined_training, bool(off)) for again, off in said
+            Choice(bool(again) and pipelined_training, bool(off)) for again, off in written
         )
     except (TypeError, ValueError):
         return ()
@@ -229,8 +229,8 @@ def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     """Proportions by IPU, a placement file's before the script's; empty if they are invalid."""
     shares: dict[str, float] = {}
     for name in ("availableMemoryProportion", "placementProportions"):
-        said = options.get(name)
-        for ipu, share in said.items() if isinstance(said, dict) else ():
+        written = options.get(name)
+        for ipu, share in written.items() if isinstance(written, dict) else ():
             if str(ipu).isdecimal() and isinstance(share, (int, float)):
                 shares[str(ipu)] = float(share)
     return tuple(sorted(shares.items()))
@@ -238,10 +238,10 @@ def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
 
 def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     """Proportions that a placement file gave Blocks; empty if an untrusted file's are invalid."""
-    said = options.get("placementBlockProportions")
-    shares = said.items() if isinstance(said, dict) else ()
-    known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
-    return tuple(sorted(known))
+    written = options.get("placementBlockProportions")
+    shares = written.items() if isinstance(written, dict) else ()
+    valid = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
+    return tuple(sorted(valid))
 
 
 def _meeting(

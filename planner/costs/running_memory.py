@@ -34,8 +34,8 @@ class Own:
         """For stages that save memory in this way; ``final``: for those that no other follows."""
         memory, cycles = costs.memory, costs.cycles
         waits = costs.pipelined and costs.training and not final
-        asked = choice.recompute if waits else choice.recompute and costs.recompute
-        runs_again = asked & ((cycles.again if waits else cycles.again_final) > 0)
+        is_chosen = choice.recompute if waits else choice.recompute and costs.recompute
+        runs_again = is_chosen & ((cycles.again if waits else cycles.again_final) > 0)
         forward, again, backward, update = memory.peak[:, some]
         recomputes, ran_again = runs_again[some], memory.ran_again[some]
         again = _chosen(recomputes & ~ran_again, forward, again)
@@ -97,8 +97,8 @@ class Growing:
         self.forward, self.again, self.backward, self.update = np.zeros((4, *shape), dtype=kind)
         # recomputation that comes before any backward, in stages that no other follows
         self.early = np.zeros(shape, dtype=kind)
-        self.held = np.zeros(shape, dtype=kind)  # saved of the segment, before the newest Block
-        self.kept = np.zeros(shape, dtype=kind)  # ... of the last segment that runs again
+        self.segment_saved = np.zeros(shape, dtype=kind)  # before the newest Block
+        self.last_saved = np.zeros(shape, dtype=kind)  # ... of the last segment that runs again
         self.left = np.zeros(shape, dtype=kind)  # by weight updates
         self.length = 0
         self.last_again = int(np.flatnonzero(own.runs_again).max(initial=-1))
@@ -116,18 +116,18 @@ class Growing:
                 stage.add(1)
             return stage
         some = slice(first - own.begin, last + 1 - own.begin)
-        held = np.zeros((1, 1), dtype=np.int64)
+        before = np.zeros((1, 1), dtype=np.int64)
         if stage.saves:
             saved = stage.saved[first : last + 1]
-            held = np.cumsum(saved, axis=0) - saved
+            before = np.cumsum(saved, axis=0) - saved
             if own.waits:
                 closed = costs.cycles.closed[first : last + 1]
                 begins = np.maximum.accumulate(np.where(closed, np.arange(len(saved)), 0))
-                held = held - held[begins]
-        stage.forward[0] = (own.forward[some] + (0 if own.waits else held)).max(axis=0)
+                before = before - before[begins]
+        stage.forward[0] = (own.forward[some] + (0 if own.waits else before)).max(axis=0)
         if own.waits:
-            stage.again[0] = (own.again[some] + held).max(axis=0)
-        stage.backward[0] = (own.backward[some] + held).max(axis=0)
+            stage.again[0] = (own.again[some] + before).max(axis=0)
+        stage.backward[0] = (own.backward[some] + before).max(axis=0)
         stage.update[0] = own.update[some].max(axis=0)
         stage.left[0] = costs.memory.updating[first : last + 1].sum(axis=0)
         stage.length = last + 1 - first
@@ -135,7 +135,8 @@ class Growing:
 
     def shrink(self, size: int) -> None:
         """Drop the last stages, for which the model has no more Blocks."""
-        for name in ("forward", "again", "early", "backward", "update", "held", "kept", "left"):
+        passes = ("forward", "again", "early", "backward", "update")
+        for name in (*passes, "segment_saved", "last_saved", "left"):
             setattr(self, name, getattr(self, name)[:size])
 
     def add(self, size: int) -> None:
@@ -185,9 +186,9 @@ class Growing:
         self, here: Any, again: np.ndarray, backward: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add what earlier Blocks of the segment have recomputed, in a stage that stashes."""
-        self.held[self.costs.cycles.closed[here]] = 0
-        again, backward = again + self.held, backward + self.held
-        self.held = self.held + self.saved[here]
+        self.segment_saved[self.costs.cycles.closed[here]] = 0
+        again, backward = again + self.segment_saved, backward + self.segment_saved
+        self.segment_saved = self.segment_saved + self.saved[here]
         return again, backward
 
     def _and_saved(
@@ -201,15 +202,15 @@ class Growing:
         if self.last_again < 0:
             begins = np.zeros_like(begins)
         begins_behind = begins & behind
-        self.kept = np.where(begins_behind, self.held, self.kept)
-        self.held[begins[:, 0]] = 0
-        again = again + self.held
-        backward = backward + self.held
-        forward = forward + np.where(behind, self.held, 0)
-        backward = backward + np.where(behind, self.kept, 0)
+        self.last_saved = np.where(begins_behind, self.segment_saved, self.last_saved)
+        self.segment_saved[begins[:, 0]] = 0
+        again = again + self.segment_saved
+        backward = backward + self.segment_saved
+        forward = forward + np.where(behind, self.segment_saved, 0)
+        backward = backward + np.where(behind, self.last_saved, 0)
         rest = self.saved[self.last_again + 1 :].sum(axis=0)
         again = again + np.where((block >= self.last_segment)[:, None] & ~behind, rest, 0)
-        self.held = self.held + self.saved[here]
+        self.segment_saved = self.segment_saved + self.saved[here]
         return forward, again, backward
 
     # -- tensors that are handed on ---
@@ -255,8 +256,8 @@ class Growing:
         waits = away & ~reads & (before[:, block] > before[:, first])
         reads = reads | _lands(costs, block, self.here, self._last(first))
         more = _most_of_copies(costs, block, reads)
-        both: np.ndarray = backward + more + sums_of(waits, costs.tied_bytes)
-        return both
+        most: np.ndarray = backward + more + sums_of(waits, costs.tied_bytes)
+        return most
 
     def edges(self) -> Edges:
         """What waits for other IPUs or has come from them."""

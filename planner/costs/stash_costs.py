@@ -81,9 +81,9 @@ class StashCosts:
 
     def _tables(self, longest: int, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
         """Bytes and tensors, int64[first, more], of stages of up to ``longest`` more Blocks."""
-        known = self._known.get(recompute)
-        if known is not None and known[0].shape[1] > longest:
-            return known
+        cached = self._cache.get(recompute)
+        if cached is not None and cached[0].shape[1] > longest:
+            return cached
         width = min(self.blocks, 2 * longest + 2)
         begin, end, inside, nbytes = (self.recomputing if recompute else self.keeping).T
         begin = np.maximum(begin, inside - width + 1)
@@ -97,11 +97,11 @@ class StashCosts:
             np.add.at(added, at, values[row])
             return added.reshape(self.blocks, width).cumsum(axis=1)
 
-        self._known[recompute] = table(nbytes), table(np.sign(nbytes))
-        return self._known[recompute]
+        self._cache[recompute] = table(nbytes), table(np.sign(nbytes))
+        return self._cache[recompute]
 
     @cached_property
-    def _known(self) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
+    def _cache(self) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
         return {}
 
 
@@ -113,9 +113,9 @@ def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.nda
     """
     home, least, nbytes = written["handed_on"].T
     together, from_start = stage[home] == stage[least], np.zeros_like(home)
-    kept = np.stack([from_start, home, least, nbytes], axis=1)
+    added = np.stack([from_start, home, least, nbytes], axis=1)
     spared = np.stack([from_start, home, home, -nbytes], axis=1)
-    return np.concatenate([written["stashes_kept"], kept, spared[together]])
+    return np.concatenate([written["stashes_kept"], added, spared[together]])
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
@@ -150,15 +150,15 @@ def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndar
     Some only pass through, as a weight that a later stage shares does. How much is known where
     profiled stages begin; elsewhere it is the less of the next such cuts (an estimate).
     """
-    known = _passing_through(report, stage, entering)
+    at_cut = _passing_through(report, stage, entering)
     through = np.zeros_like(entering)
-    cuts = sorted(set(known) - {0})
+    cuts = sorted(set(at_cut) - {0})
     for block in range(len(entering)):
-        if block in known:
-            through[block] = known[block]
+        if block in at_cut:
+            through[block] = at_cut[block]
         elif block and cuts:
             at = int(np.searchsorted(cuts, block))
-            through[block] = min(known[cut] for cut in cuts[max(0, at - 1) : at + 1])
+            through[block] = min(at_cut[cut] for cut in cuts[max(0, at - 1) : at + 1])
     return np.maximum(0, entering - through)
 
 

@@ -47,8 +47,8 @@ class TiedGradients:
             report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
         )
         row, op = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
-        known = (row >= 0) & (op >= 0)
-        row, op = row[known], op[known]
+        is_listed = (row >= 0) & (op >= 0)
+        row, op = row[is_listed], op[is_listed]
         home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
         add = ops.equals("direction", Direction.BACKWARD) & ops.equals("aten", _ADD)
         adds = add[op] & variables.equals("role", Role.ACCUMULATOR)[row]
@@ -58,7 +58,7 @@ class TiedGradients:
         block = variables["block"][row]
         made_as = np.logical_or.reduce([variables.equals("role", one) for one in _MADE])
         made = np.isin(op, list(weight_of)) & made_as[row] & (block >= 0)
-        found: dict[int, tuple[int, int, int]] = {}
+        travels: dict[int, tuple[int, int, int]] = {}
         for by, tensor, reader in zip(
             op[made].tolist(),
             variables["tensor"][row[made]].tolist(),
@@ -67,16 +67,16 @@ class TiedGradients:
         ):
             home = home_of[weight_of[by]]
             if reader != home and tensor >= 0:
-                found[tensor] = home, reader, by
-        if not found:
+                travels[tensor] = home, reader, by
+        if not travels:
             return cls()
-        homes, readers, added = (np.array(column) for column in zip(*found.values(), strict=True))
+        homes, readers, added = (np.array(column) for column in zip(*travels.values(), strict=True))
         spent = sum_by(
             rows_of(ops["id"], report.steps_in_order("op")),
             report.steps_in_order("spent"),
             len(ops["id"]),
         )
-        return cls(homes, readers, np.array(list(found)), spent[added], ops["block"][added])
+        return cls(homes, readers, np.array(list(travels)), spent[added], ops["block"][added])
 
     def at_home(self, backward: np.ndarray) -> np.ndarray:
         """Cycles of the Blocks' backward, int64[Block], with additions in the weights' Blocks."""

@@ -20,7 +20,7 @@ from ipuscope.planner.costs.running_memory import Edges, Growing, Grown, Own
 from ipuscope.profiler.timeline.closed_forms import stash_depth
 from ipuscope.profiler.timeline.tile_usage import including_gaps
 
-_MOST_KNOWN = 600  # stages, of some six vectors over tiles each
+_MOST_CACHED = 600  # stages, of some six vectors over tiles each
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def ipu_bytes(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> np.ndarray:
     """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
-    return held_by(costs, parts, passing).total[0]
+    return usage_of(costs, parts, passing).total[0]
 
 
 def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
@@ -92,13 +92,13 @@ def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     of the profile's residuals is carried over (`carried_residuals`).
     """
     everywhere = np.ones(len(costs), dtype=bool)
-    held, running, interleaved = _held_and_running(costs, parts, here=everywhere)
-    used = sum(held.values(), start=running) + costs.memory.least_residual
+    always, running, interleaved = _always_and_running(costs, parts, here=everywhere)
+    used = sum(always.values(), start=running) + costs.memory.least_residual
     return including_gaps(used, interleaved, costs.machine.region0_bytes)
 
 
 @dataclass(frozen=True)
-class Held:
+class Usage:
     """Bytes that IPUs hold, int64[IPU, tile] each."""
 
     always: Mapping[str, np.ndarray]  # by kind
@@ -123,10 +123,10 @@ class Held:
         }
 
 
-def held_by(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None) -> Held:
+def usage_of(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None) -> Usage:
     """Bytes of one IPU with these stages; ``passing``, int64[tile]: of `passing_through`."""
-    always, running, interleaved = _held_and_running(costs, parts, passing)
-    return Held(
+    always, running, interleaved = _always_and_running(costs, parts, passing)
+    return Usage(
         {words: nbytes[None] for words, nbytes in always.items()},
         running[None],
         interleaved[None],
@@ -135,9 +135,9 @@ def held_by(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None
     )
 
 
-def held_by_each(
+def usage_of_each(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
-) -> Held:
+) -> Usage:
     """Bytes of IPUs with a stage each, all Blocks in order; ``passing``: int64[IPU, tile]."""
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
@@ -152,7 +152,7 @@ def held_by_each(
         "code that Blocks share, and the stack": _shared_code(costs, runs),
         "the stash": np.repeat(stash[:, None], tiles, axis=1),
     }
-    return Held(
+    return Usage(
         always,
         _running_alone(costs, parts, passing),
         np.maximum.reduceat(memory.peak_interleaved, first, axis=0),
@@ -168,12 +168,12 @@ def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
     if not len(memory.code):
         return code
     pieces = runs @ memory.code_users.T
-    known: dict[bytes, np.ndarray] = {}
+    cached: dict[bytes, np.ndarray] = {}
     for selected, into in zip(pieces, code, strict=True):
         key = selected.tobytes()
-        if key not in known:
-            known[key] = memory.code[selected].sum(axis=0)
-        into += known[key]
+        if key not in cached:
+            cached[key] = memory.code[selected].sum(axis=0)
+        into += cached[key]
     return code
 
 
@@ -213,8 +213,8 @@ def _used(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> np.ndarray:
     """Bytes of these stages by their Blocks' costs, with no residual: int64[tile]."""
-    held, running, _ = _held_and_running(costs, parts, passing)
-    return sum(held.values(), start=running)
+    always, running, _ = _always_and_running(costs, parts, passing)
+    return sum(always.values(), start=running)
 
 
 def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
@@ -275,7 +275,7 @@ def passing_of(
     return total
 
 
-def _held_and_running(
+def _always_and_running(
     costs: BlockCosts,
     parts: Sequence[Part],
     passing: np.ndarray | None = None,
@@ -297,13 +297,13 @@ def _held_and_running(
     if len(memory.code):
         code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
     stash = -(-sum(stash_bytes(costs, part) for part in parts) // tiles)
-    held = {
+    contents = {
         "weights, accumulators and their code": always,
         "optimiser state": state,
         "code that Blocks share, and the stack": code,
         "the stash": np.full(tiles, stash),
     }
-    return held, running, interleaved
+    return contents, running, interleaved
 
 
 def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
@@ -333,26 +333,26 @@ def carried_residuals(costs: BlockCosts, common: np.ndarray, count: int | np.nda
 
 
 def residuals(
-    costs: BlockCosts, *held: Mapping[int, np.ndarray]
+    costs: BlockCosts, *measured: Mapping[int, np.ndarray]
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
-    int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: the bytes in region 0 of each
-    profiled IPU's tiles, and maybe those without copies of tied weights. Empty if the stages do not
-    follow the order of the Blocks.
+    int64[IPU, tile] for each of ``measured``, and int64[Block]. ``measured``: the bytes in region 0
+    of each profiled IPU's tiles, and maybe those without copies of tied weights. Empty if the
+    stages do not follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
         none = np.zeros((0, 0), dtype=np.int64)
-        return (none,) * len(held), np.zeros(0, dtype=np.int64)
+        return (none,) * len(measured), np.zeros(0, dtype=np.int64)
     parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
-    ipus = list(held[0])
+    ipus = list(measured[0])
     row = {ipu: number for number, ipu in enumerate(ipus)}
     passing = passing_through(costs, parts, costs.ipus)
     off = []
-    for one, passes in zip(held, (passing, None), strict=False):
+    for by_ipu, passes in zip(measured, (passing, None), strict=False):
         used = _used_by_each(costs, parts, ipus, passes)
-        off.append(np.array([one[ipu] for ipu in ipus]) - used)
+        off.append(np.array([by_ipu[ipu] for ipu in ipus]) - used)
     return tuple(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
@@ -361,15 +361,15 @@ def _used_by_each(
 ) -> np.ndarray:
     """Bytes of IPUs by their Blocks' costs alone: int64[IPU, tile]; ``passing``: of stages."""
     if len(set(costs.ipus)) == len(costs.ipus):
-        every = held_by_each(costs, parts, passing)
-        held: np.ndarray = sum(every.always.values(), start=every.running)
-        return held[[costs.ipus.index(ipu) for ipu in ipus]]
-    held_bytes = []
+        every = usage_of_each(costs, parts, passing)
+        totals: np.ndarray = sum(every.always.values(), start=every.running)
+        return totals[[costs.ipus.index(ipu) for ipu in ipus]]
+    nbytes = []
     for ipu in ipus:
         own = [k for k, where in enumerate(costs.ipus) if where == ipu]
         through = passing[own].sum(axis=0) if passing is not None else None
-        held_bytes.append(_used(costs, [parts[k] for k in own], through))
-    return np.array(held_bytes)
+        nbytes.append(_used(costs, [parts[k] for k in own], through))
+    return np.array(nbytes)
 
 
 def _running(
@@ -404,14 +404,14 @@ def _running(
 
 def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
     """What a stage holds in its passes; once for all searches with the same sharing Blocks."""
-    known = costs.known.setdefault("grown stages", {})
+    cached = costs.cache.setdefault("grown stages", {})
     shares = runs[costs.sharing].tobytes()
     key = part.first, part.last, part.choice, shares
-    grown: Grown | None = known.get(key)
+    grown: Grown | None = cached.get(key)
     if grown is None:
-        if len(known) >= _MOST_KNOWN:
-            known.clear()
+        if len(cached) >= _MOST_CACHED:
+            cached.clear()
         some, final = slice(part.first, part.last + 1), part.last == len(costs) - 1
         own = Own.of(costs, part.choice, final, some)
-        known[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes
+        cached[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes
     return grown

@@ -27,8 +27,8 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
     row = rows_of(ops["id"], op)
     steps = report.steps_with("direction", Direction.BACKWARD) & (row >= 0)
     steps = steps & report.steps_with("purpose", Purpose.OPERATOR)
-    both = np.array([name.endswith("convolution_backward.default") for name in ops["aten"]])
-    at = np.flatnonzero(steps & both[row.clip(0)])
+    convolves = np.array([name.endswith("convolution_backward.default") for name in ops["aten"]])
+    at = np.flatnonzero(steps & convolves[row.clip(0)])
     names = report.steps_in_order("name")
     own = np.array([any(one in names[i] for one in _OF_WEIGHTS) for i in at.tolist()], dtype=bool)
     chosen = steps & late[row.clip(0)]
@@ -41,8 +41,8 @@ def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray
     uses, variables = report.columns_of(records.Use), report.columns_of(records.Variable)
     variables.read("id", "op", "role", "tensor")
     used, by = rows_of(variables["id"], uses["variable"]), rows_of(ids, uses["op"])
-    known = (used >= 0) & (by >= 0)
-    used, by = used[known], by[known]
+    is_listed = (used >= 0) & (by >= 0)
+    used, by = used[is_listed], by[is_listed]
     adds = np.zeros(len(ids), dtype=bool)
     adds[by[variables.equals("role", Role.ACCUMULATOR)[used]]] = True
     adds &= backward

@@ -62,8 +62,8 @@ class _Reader(Reader):
             return {}
         # as the compiler does it: what the weight update makes for itself is of no Block
         op, update = columns["op"], self._in_update
-        known = (op >= 0) & (op < len(update))
-        of_block = np.where(known, ~update[op.clip(0, max(0, len(update) - 1))], False)
+        is_listed = (op >= 0) & (op < len(update))
+        of_block = np.where(is_listed, ~update[op.clip(0, max(0, len(update) - 1))], False)
         return {"block": np.where(of_block, 0, -1)}
 
     @cached_property

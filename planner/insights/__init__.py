@@ -42,7 +42,7 @@ def insights(report: Report) -> list[Insight]:
     findings: list[Insight] = [*overflow(report, basis)]
     if analysis.pace(report).cycles:
         path = critical_path(report)
-        findings += _of_cycles(report, basis, path)
+        findings += _cycle_findings(report, basis, path)
     splits = basis is not None and basis.can_split
     findings += memory(report, basis.costs if basis is not None and splits else None)
     findings += no_blocks(report)
@@ -61,7 +61,7 @@ def _basis(report: Report) -> Basis | None:
         return None
 
 
-def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
+def _cycle_findings(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
     turn = analysis.turn(report)
     if basis is None:
         return [*rest(path, [], turn)]

@@ -223,10 +223,10 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         gain = present.total - prediction.total
         if gain <= 0 or prediction.problems:
             continue
-        ipu, other = together.ipus[-1], present.assignment.ipus[-1]
+        ipu, former = together.ipus[-1], present.assignment.ipus[-1]
         detail = (
             f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
-            f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
+            f" {former}: {units.size(nbytes)} and its gradient go through every stage between them,"
             f" in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both on IPU"
             f" {ipu} {turn(costs)} takes {gain:,} cycles less."
         )
@@ -235,7 +235,7 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
             f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
         )
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
-        title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
+        title = f"the tied weight {name} travels between IPU {ipu} and IPU {former}"
         waits = Waits(causes=("copy between IPUs",))
         finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
         findings.append(finding)
@@ -308,13 +308,13 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     elif streams.out_once:
         detail = (
             f"Inputs move {'at the start of each pipeline cycle' if costs.pipelined else each},"
-            f" outputs once at the end of {turn(costs)}, while nobody computes."
+            f" outputs once at the end of {turn(costs)}, while no IPU computes."
         )
     else:
         detail = (
             "Inputs and outputs move"
             f" {'at the start and end of each pipeline cycle' if costs.pipelined else each}, while"
-            " nobody computes."
+            " no IPU computes."
         )
     title = (
         f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
@@ -451,7 +451,7 @@ def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         findings.append(
             Insight(
                 f"{row['name']} copies channels with their padding",
-                "Those that it adds up are no whole groups of 16 (fp32: 8). The copy of the last"
+                "Those that it sums are not in whole groups of 16 (fp32: 8). The copy of the last"
                 f" group takes {cycles:,} cycles a micro-batch.",
                 "Pad them to a multiple of 16 in the model: tokens, words or features",
                 f"/costs?op={op_id}",

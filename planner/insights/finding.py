@@ -50,8 +50,8 @@ class Insight:
 def covered(path: pd.DataFrame, waits: list[Waits]) -> np.ndarray:
     """Rows of the critical path that any of these is about: bool[row]."""
     rows = np.zeros(len(path), dtype=bool)
-    for one in waits:
-        rows |= one.of(path)
+    for wait in waits:
+        rows |= wait.of(path)
     return rows
 
 

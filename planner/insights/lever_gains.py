@@ -36,27 +36,27 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     advised = advise_on(basis, anything(basis))
     now = advised.present.samples
     with_samples_as_now = {one.levers.micro_batch for one in advised.single if one.samples == now}
-    for one in advised.single:
-        twin = one.samples != now and one.levers.micro_batch in with_samples_as_now - {0}
-        if not twin and (not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}):
-            yield _single(basis, one, advised.present)
+    for advice in advised.single:
+        twin = advice.samples != now and advice.levers.micro_batch in with_samples_as_now - {0}
+        if not twin and (not basis.can_split or not {*advice.levers.pulled} <= {*_ELSEWHERE}):
+            yield _single(basis, advice, advised.present)
     if not basis.can_split:
         yield from _refused(basis, advised)
     keeping = advise_on(basis).together  # changes nothing in the training
-    if keeping is not None and keeping.levers not in [one.levers for one in advised.single]:
+    if keeping is not None and keeping.levers not in [advice.levers for advice in advised.single]:
         yield _together(basis, keeping, advised.present)
 
 
-def gain(one: Advice, present: Advice) -> int:
+def gain(advice: Advice, present: Advice) -> int:
     """Cycles saved on the samples of one present weight update."""
-    return present.cycles - round(one.cycles * present.samples / max(1, one.samples))
+    return present.cycles - round(advice.cycles * present.samples / max(1, advice.samples))
 
 
-def training_changes(one: Advice, present: Advice) -> str:
+def training_changes(advice: Advice, present: Advice) -> str:
     """What an advice changes in the training; "" if it computes the same updates."""
-    changes = ["half precision"] if one.levers.half else []
-    if one.samples != present.samples:
-        changes.append(f"{one.samples:,} samples an update instead of {present.samples:,}")
+    changes = ["half precision"] if advice.levers.half else []
+    if advice.samples != present.samples:
+        changes.append(f"{advice.samples:,} samples an update instead of {present.samples:,}")
     return ", ".join(changes)
 
 
@@ -69,25 +69,25 @@ def _where(basis: Basis) -> str:
     return "/rebalance" if basis.can_split else "/timeline"
 
 
-def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
-    title, detail, waits = finding(basis, one.levers, lambda what: _room(one, what))
-    estimate = " (an estimate)" if one.estimate else ""
-    cycles = gain(one, present)
-    changed = training_changes(one, present)
+def _single(basis: Basis, advice: Advice, present: Advice) -> Insight:
+    title, detail, waits = finding(basis, advice.levers, lambda what: _room(advice, what))
+    estimate = " (an estimate)" if advice.estimate else ""
+    cycles = gain(advice, present)
+    changed = training_changes(advice, present)
     detail += f" This changes the training: {changed}." if changed else ""
-    if one.memory != Answer.FITS and one.memory not in detail:
-        detail += f" Whether it fits is open ({one.memory})."
+    if advice.memory != Answer.FITS and advice.memory not in detail:
+        detail += f" Whether it fits is open ({advice.memory})."
     return Insight(
         title,
         f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
         "write this",
         _where(basis),
         cycles,
-        change=_change(one.levers),
-        estimate=one.estimate,
+        change=_change(advice.levers),
+        estimate=advice.estimate,
         waits=waits,
-        code=one.code,
-        changes_batch=one.samples != present.samples,
+        code=advice.code,
+        changes_batch=advice.samples != present.samples,
     )
 
 
@@ -106,31 +106,31 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     )
 
 
-def _room(one: Advice, for_what: str) -> str:
+def _room(advice: Advice, for_what: str) -> str:
     """Whether there is room for what a lever adds."""
-    extent = f"the largest extent is {units.size(one.fullest)} then"
-    if one.memory == Answer.FITS:
+    extent = f"the largest extent is {units.size(advice.fullest)} then"
+    if advice.memory == Answer.FITS:
         return f"There is room {for_what}: {extent}."
-    return f"Whether there is room {for_what} is open ({one.memory}): {extent}."
+    return f"Whether there is room {for_what} is open ({advice.memory}): {extent}."
 
 
-def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
-    cycles = gain(one, present)
-    how = "an estimate; " if one.estimate else ""
-    samples = "as now" if one.samples == present.samples else f"instead of {present.samples:,}"
+def _together(basis: Basis, advice: Advice, present: Advice) -> Insight:
+    cycles = gain(advice, present)
+    how = "an estimate; " if advice.estimate else ""
+    samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
-        f"{len(one.levers.pulled)} levers together make it {one.gain:.2f} times as fast",
-        f"{units.sentence(one.title)}: {units.per_second(one.samples_per_second)} samples a second"
-        f" instead of {units.per_second(present.samples_per_second)}, {one.samples:,} samples"
-        f" {basis.turn} {samples}. The same samples take {cycles:,} cycles"
-        f" less than the present {present.cycles:,} ({how}ipu-report advise --check compiles it).",
+        f"{len(advice.levers.pulled)} levers together make it {advice.gain:.2f} times as fast",
+        f"{units.sentence(advice.title)}: {units.per_second(advice.samples_per_second)} samples a"
+        f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
+        f" samples {basis.turn} {samples}. The same samples take {cycles:,} cycles less than"
+        f" the present {present.cycles:,} ({how}ipu-report advise --check compiles it).",
         "write this",
         _where(basis),
         cycles,
-        change=_change(one.levers),
-        estimate=one.estimate,
-        code=one.code,
-        changes_batch=one.samples != present.samples,
+        change=_change(advice.levers),
+        estimate=advice.estimate,
+        code=advice.code,
+        changes_batch=advice.samples != present.samples,
     )
 
 

@@ -22,7 +22,7 @@ _WORTH = 0.01  # of the path: smaller causes are not mentioned
 
 _ACTION = {
     "compute": (
-        "Only more machine or less work makes it shorter: more replicas for more samples a second,"
+        "Only more hardware or less work makes it shorter: more replicas for more samples a second,"
         " more IPUs with smaller stages, smaller operators"
     ),
     "exchange on chip": (

@@ -42,8 +42,8 @@ def compile_again(
     process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True
     )
-    for one in [kind] if kind else ["training", "inference"]:
-        profile = folder / one / "profile.pop"
+    for which in [kind] if kind else ["training", "inference"]:
+        profile = folder / which / "profile.pop"
         if profile.is_file():
             return profile, ""
     lines = process.stderr.strip().splitlines()
@@ -56,8 +56,8 @@ def _options(
     options = ["--profile-dir", str(folder)]
     options += ["--target", made.target] if made.target else []
     options += ["--lenient"] if made.lenient else []
-    both = merged(made.levers, levers)
-    options += ["--with", both] if both else ["--compile-only"]
+    merged_levers = merged(made.levers, levers)
+    options += ["--with", merged_levers] if merged_levers else ["--compile-only"]
     stages = merged_placement(made.placement, placement)
     if placement is None and levers:  # the prediction for the old stages was without these levers
         stages = {name: value for name, value in stages.items() if name not in PROMISES}

@@ -121,7 +121,7 @@ class Basis:
         """The prediction with the levers pulled."""
         prediction = replace(
             what_if(self.costs_with(levers), self.assignment_with(levers)),
-            known_memory=self.memory_with(levers),
+            given_memory=self.memory_with(levers),
         )
         return Outlook(
             prediction.total,
@@ -204,7 +204,7 @@ class Basis:
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
         """Whether each IPU fits; computed once for levers that do not differ in memory."""
-        those = _of_memory(levers)
+        those = _memory_levers(levers)
         if those not in self._memory:
             self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
         return self._memory[those]
@@ -214,7 +214,7 @@ class Basis:
 
         Asks first the IPU that was fullest when it last did not fit: mostly it is that one again.
         """
-        those = _of_memory(levers)
+        those = _memory_levers(levers)
         if those not in self._memory and self._too_full:
             costs, assignment = self.costs_with(those), self.assignment_with(those)
             if memory_of_ipu(costs, assignment, self._too_full[-1]).answer is Answer.OVER:
@@ -245,7 +245,7 @@ class Basis:
         return replace(assignment, choices=ways)
 
 
-def _of_memory(levers: Levers) -> Levers:
+def _memory_levers(levers: Levers) -> Levers:
     """The levers on which memory depends."""
     return levers.without("micro_batches").without("outputs")
 

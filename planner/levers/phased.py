@@ -172,9 +172,9 @@ class PhasedBasis(Basis):
     def cycles_with(self, levers: Levers) -> int:
         """Cycles of a weight update, by the schedule of the phases."""
         key = ("cycles", levers)
-        if key not in self.costs.known:
-            self.costs.known[key] = self._cycles(levers)
-        return int(self.costs.known[key])
+        if key not in self.costs.cache:
+            self.costs.cache[key] = self._cycles(levers)
+        return int(self.costs.cache[key])
 
     def _cycles(self, levers: Levers) -> int:
         costs = self.costs_with(levers)
@@ -251,19 +251,19 @@ class PhasedBasis(Basis):
         )
         return of_stages, phases
 
-    def _spent(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+    def _spent(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
         """Cycles of bodies by stage or IPU: int64[count]; the same for all levers."""
-        key = "spent", of, count, tasks
-        if key not in self.costs.known:
-            self.costs.known[key] = self._sum_of(of, count, tasks)
-        spent: np.ndarray = self.costs.known[key]
+        key = "spent", column, count, tasks
+        if key not in self.costs.cache:
+            self.costs.cache[key] = self._cycles_by(column, count, tasks)
+        spent: np.ndarray = self.costs.cache[key]
         return spent
 
-    def _sum_of(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+    def _cycles_by(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
         bodies = self.report.columns_of(records.Body)
         chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
-        chosen &= bodies[of] >= 0
-        spent = np.bincount(bodies[of][chosen], bodies["cycles"][chosen], count)
+        chosen &= bodies[column] >= 0
+        spent = np.bincount(bodies[column][chosen], bodies["cycles"][chosen], count)
         return spent[:count].astype(np.int64)
 
     def _streams(self, cycles: np.ndarray, latency: int) -> tuple[tuple[int, int], ...]:
@@ -338,9 +338,9 @@ class PhasedBasis(Basis):
         """Whether each IPU fits: as profiled or, in another size, by its fullest tile."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         key = ("memory", levers.half, ratio)
-        if key not in self.costs.known:
-            self.costs.known[key] = self._memory_of(levers.half, ratio)
-        answer: tuple[Verdict, ...] = self.costs.known[key]
+        if key not in self.costs.cache:
+            self.costs.cache[key] = self._memory_of(levers.half, ratio)
+        answer: tuple[Verdict, ...] = self.costs.cache[key]
         return answer
 
     def fits(self, levers: Levers) -> bool:

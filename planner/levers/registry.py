@@ -115,10 +115,10 @@ class _MicroBatch(Lever):
 
     def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
         """Sizes in samples, with as many micro-batches; none if 0 are allowed."""
-        others = basis.costs.samples // basis.micro_batch
+        per_update = basis.costs.samples // basis.micro_batch
         sizes = [basis.micro_batch * ratio for ratio in RATIOS]
         # 0 samples: a file that contradicts itself
-        most = allowed.samples // max(1, others * basis.costs.micro_batches)
+        most = allowed.samples // max(1, per_update * basis.costs.micro_batches)
         return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
 
     def argument(self, value: int) -> str:

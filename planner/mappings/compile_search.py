@@ -24,11 +24,8 @@ from ipuscope.planner.mappings.compile_waves import (
 )
 from ipuscope.planner.mappings.engine import Engine, Settled
 from ipuscope.planner.mappings.mapping import Key, Mapping
-from ipuscope.planner.mappings.mapping_search import (
-    come_back,
-    predicted,
-)
-from ipuscope.planner.mappings.phased_costs import equal_costs, held_most
+from ipuscope.planner.mappings.mapping_search import come_back, predicted
+from ipuscope.planner.mappings.phased_costs import bytes_of_one_phase, equal_costs
 from ipuscope.planner.mappings.phased_search import (
     basis_mapping,
     best_cuts,
@@ -56,16 +53,16 @@ def plan(
     question: Question,
     engine: Engine,
     keys: Sequence[Key],
-    told: Callable[[News], None] = lambda news: None,
+    on_news: Callable[[News], None] = lambda news: None,
     blocks: tuple[str, ...] = (),
 ) -> Plan:
     """The best mappings for the question. NoMapping where nothing fits.
 
-    ``keys``: what to compile for costs, the script's own first. ``told`` how far it is. A
+    ``keys``: what to compile for costs, the script's own first. ``on_news`` gets how far it is. A
     KeyboardInterrupt or EngineLost ends the search with what was found, if anything was.
     """
     keys = [key for key in keys if is_legal(key, question)]
-    state = State(question, engine, told, keys)
+    state = State(question, engine, on_news, keys)
     try:
         own = engine.own()
         phased = own is not None and own.in_phases
@@ -81,9 +78,9 @@ def plan(
     if state.best is None:
         if state.phased and not state.priced:
             raise NoMapping(plan_words.no_phases(state.phased.values(), question, engine.rings))
-        found = [one for one in state.candidates if not one.own]
-        if found:
-            raise NoMapping(plan_words.none_runs(found, question))
+        not_own = [one for one in state.candidates if not one.own]
+        if not_own:
+            raise NoMapping(plan_words.none_runs(not_own, question))
         raise NoMapping(
             plan_words.no_mapping(state.priced.values(), state.left_out, question, engine)
         )
@@ -111,9 +108,9 @@ def _come_back(state: State) -> None:
     """Where nothing fits, try lists of IPUs with a returning stage (else `_rebalanced` does)."""
     if any(one.runs for one in state.candidates) or state.late():
         return
-    asked = [(one, state.question, state.engine.rings) for one in state.priced.values()]
-    for found in state.engine.each(come_back, asked):
-        for candidate in found:
+    arguments = [(one, state.question, state.engine.rings) for one in state.priced.values()]
+    for candidates in state.engine.each(come_back, arguments):
+        for candidate in candidates:
             add(state, candidate)
 
 
@@ -148,7 +145,7 @@ def allows(question: Question, mapping: Mapping) -> bool:
     # in phases all stages save memory as the script's options say
     early = mapping.stages[:-1] if question.training and not mapping.in_phases else ()
     fits = mapping.attached <= question.ipus and mapping.samples == question.global_batch
-    said = {
+    values = {
         "t": mapping.shards,
         "p": mapping.pipeline,
         "r": mapping.replicas,
@@ -160,7 +157,7 @@ def allows(question: Question, mapping: Mapping) -> bool:
     return (
         fits
         and mapping.micro_batch in question.micro_batches
-        and all(fixed.get(name, value) == value for name, value in said.items())
+        and all(fixed.get(name, value) == value for name, value in values.items())
         and all(stage.recompute == fixed.get(RECOMPUTE, stage.recompute) for stage in early)
         and all(
             stage.state_off_chip == fixed.get(STATE, stage.state_off_chip)
@@ -234,7 +231,7 @@ def _basis_in_phases(state: State, key: Key, own: Mapping) -> Mapping | None:
     basis = basis_mapping(key, names, own, state.question)
     if basis is None:
         state.wanted -= 1
-        state.left_out.append(f"{key}: {state.question.global_batch} samples cannot be cut so")
+        state.left_out.append(f"{key} does not divide {state.question.global_batch} samples")
     return basis
 
 
@@ -271,11 +268,11 @@ def _fits_without_phases(state: State) -> bool:
     for costs in state.phased.values():
         machine = costs.machine
         pod = machine.bytes_per_tile * machine.tiles * (state.question.ipus // machine.shards)
-        held = held_most(costs)
-        if held > pod:
+        nbytes = bytes_of_one_phase(costs)
+        if nbytes > pod:
             state.left_out.append(
                 "without phases: weights and accumulators alone take"
-                f" {held * machine.shards / 1e9:,.0f} GB, and the tiles of"
+                f" {nbytes * machine.shards / 1e9:,.0f} GB, and the tiles of"
                 f" {state.question.ipus} IPUs have {pod * machine.shards / 1e9:,.0f} GB"
             )
             return False
@@ -286,7 +283,7 @@ def verified(
     made: Plan,
     engine: Engine,
     count: int,
-    told: Callable[[News], None] = lambda news: None,
+    on_news: Callable[[News], None] = lambda news: None,
 ) -> Plan:
     """The plan with its first ``count`` candidates compiled in full, unless it was interrupted."""
     if made.stopped == INTERRUPTED:
@@ -295,7 +292,7 @@ def verified(
     came: dict[Mapping, Obtained] = {}
     for settled in engine.settle([one.mapping for one in wanted]):
         came[settled.mapping] = settled.obtained
-        told(News(len(came), len(wanted), f"in full: {settled.mapping}", made.candidates[0]))
+        on_news(News(len(came), len(wanted), f"in full: {settled.mapping}", made.candidates[0]))
     candidates = [
         replace(one, obtained=came.get(one.mapping, one.obtained)) for one in made.candidates
     ]

@@ -73,15 +73,15 @@ def _look(state: State, priced: Priced) -> None:
     state.some = priced.costs
     state.tell(str(priced.key))
 
-    def told(candidate: Candidate) -> None:
+    def add_new(candidate: Candidate) -> None:
         if any(candidate.mapping == one.mapping for one in state.candidates):
             return
         state.candidates.append(candidate)
         state.tell(str(priced.key))
 
     engine = state.engine
-    outcome = look_into(priced, state.question, engine.rings, state.best, told, each=engine.each)
-    state.found[priced.key] = outcome
+    outcome = look_into(priced, state.question, engine.rings, state.best, add_new, each=engine.each)
+    state.outcomes[priced.key] = outcome
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
@@ -145,8 +145,8 @@ def foresee(state: State, wave: Sequence[Key]) -> None:
         state.engine.ahead((), ())
         return
     near = [key for key in state.tried if _is_near(state, key)] or list(wave)
-    found = sorted(near, key=lambda key: _quickest_of(state, key), reverse=True)
-    next_to = [key for key in _beside(state, state.keys, found) if key not in wave]
+    quickest = sorted(near, key=lambda key: _quickest_of(state, key), reverse=True)
+    next_to = [key for key in _beside(state, state.keys, quickest) if key not in wave]
     leader = state.best
     settled = leader is None or leader.own or leader.obtained is not None
     state.engine.ahead(next_to, () if settled or leader is None else (leader.mapping,))
@@ -166,15 +166,15 @@ def _are_neighbours(question: Question, key: Key, other: Key) -> bool:
 
 def _is_near(state: State, key: Key) -> bool:
     """Whether the best mapping of these costs is near the best that was found by search."""
-    found = [one for one in state.candidates if one.runs and not one.own]
-    best = max((state.quick(one) for one in found), default=0.0)
+    candidates = [one for one in state.candidates if one.runs and not one.own]
+    best = max((state.quick(one) for one in candidates), default=0.0)
     return _quickest_of(state, key) >= _NEAR * best
 
 
 def _quickest_of(state: State, key: Key) -> float:
     """How quick the best mapping is that was found by search with these costs; 0: none."""
-    found = [one for one in state.candidates if one.runs and not one.own]
-    return max((state.quick(one) for one in found if one.mapping.key == key), default=0.0)
+    candidates = [one for one in state.candidates if one.runs and not one.own]
+    return max((state.quick(one) for one in candidates if one.mapping.key == key), default=0.0)
 
 
 def at_once(state: State, keys: Sequence[Key]) -> None:
@@ -198,15 +198,15 @@ def _lacks_at_once(state: State, key: Key) -> bool:
         smaller = tried.micro_batch <= key.micro_batch and tried.shards == key.shards
         if not smaller or tried.in_parts or tried.proportion != key.proportion:
             continue
-        one = state.priced[state.equal.get(tried, tried)]
-        costs = one.costs
+        priced = state.priced[state.equal.get(tried, tried)]
+        costs = priced.costs
         each = costs.gradients[:, None] // costs.machine.tiles
         always = np.maximum(0, costs.memory.always - each)
         alone = replace(costs, memory=replace(costs.memory, always=always))
-        if one.key not in state.alone:
-            place = Place(replace(one, costs=alone), (0,), 1, 1)
-            state.alone[one.key] = lacking(place) <= 0 and split_at(state, place) is not None
-        return not state.alone[one.key]
+        if priced.key not in state.alone:
+            place = Place(replace(priced, costs=alone), (0,), 1, 1)
+            state.alone[priced.key] = lacking(place) <= 0 and split_at(state, place) is not None
+        return not state.alone[priced.key]
     return False
 
 
@@ -239,20 +239,20 @@ def _promising(state: State) -> list[tuple[float, Key]]:
     """Keys with state in parts that may win, by the samples a second that they may reach."""
     if state.question.objective != "throughput":
         return []
-    known = [
+    in_parts = [
         (priced, replicas)
         for key, priced in state.priced.items()
         if not key.in_parts and priced.costs.memory.state.any()
         for replicas in _several_replicas(priced, state.question)
         if replace(key, in_parts=replicas) not in state.tried
     ]
-    _bound_in_parts(state, known)
-    found = []
-    for priced, replicas in known:
+    _bound_in_parts(state, in_parts)
+    promising = []
+    for priced, replicas in in_parts:
         rate = state.bounds[priced.key, replicas]
         if state.best is None or rate > state.best.rate * 1.001:
-            found.append((rate, replace(priced.key, in_parts=replicas)))
-    return sorted(found, reverse=True)
+            promising.append((rate, replace(priced.key, in_parts=replicas)))
+    return sorted(promising, reverse=True)
 
 
 def _several_replicas(priced: Priced, question: Question) -> list[int]:

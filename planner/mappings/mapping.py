@@ -129,8 +129,8 @@ class Mapping:
         for ipu, share in sorted(self.proportions.items()):
             if share != self.proportion:
                 others.setdefault(share, []).append(ipu)
-        said = [f"{share:g} on {_numbers(ipus)}" for share, ipus in sorted(others.items())]
-        return ", ".join([f"{self.proportion:g}", *said])
+        on_ipus = [f"{share:g} on {_numbers(ipus)}" for share, ipus in sorted(others.items())]
+        return ", ".join([f"{self.proportion:g}", *on_ipus])
 
     @property
     def _phased(self) -> str:

@@ -50,7 +50,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """The result of the places of one compile."""
 
     candidates: tuple[Candidate, ...] = ()
@@ -69,13 +69,13 @@ def look_into(
     question: Question,
     rings: RingsOf,
     best: Candidate | None = None,
-    told: Callable[[Candidate], None] = lambda candidate: None,
+    on_candidate: Callable[[Candidate], None] = lambda candidate: None,
     at_least: int = _LOOKED_AT,
     each: Each = one_by_one,
-) -> Found:
+) -> Outcome:
     """The best split of every place of these costs that could be better than the best.
 
-    ``best``: found before; ``told`` of each candidate as it is found. ``at_least`` so many
+    ``best``: found before; ``on_candidate`` gets each candidate that is found. ``at_least`` so many
     promising places are split in any case, to compare with. ``each``
     (`ipuscope.planner.mappings.engine.Engine.each`) splits some at a time.
     """
@@ -100,20 +100,20 @@ def look_into(
             elif outcome is not None:
                 to_beat = max(to_beat or (), worth(outcome, question.objective))
                 candidates.append(outcome)
-                told(outcome)
+                on_candidate(outcome)
                 if not outcome.proven:
                     open_rate = max(open_rate, outcome.samples_per_second / (1 - outcome.gap))
-    return Found(tuple(candidates), tuple(failures), open_rate, len(promised))
+    return Outcome(tuple(candidates), tuple(failures), open_rate, len(promised))
 
 
-def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Found:
+def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Outcome:
     """The splits by these costs that are better than the best."""
     return look_into(priced, question, rings, best, at_least=0)
 
 
 def free_in_parts(
     priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
-) -> Found:
+) -> Outcome:
     """What could beat the best with so many replicas if state took neither time nor memory."""
     costs = priced.costs
     free = replace(
@@ -156,24 +156,24 @@ def rebalanced(
     fixed = {**question.fixed, "r": place.replicas, "accumulation": place.accumulation}
     here = replace(question, ipus=place.attached, fixed=fixed)
     others = [*places(priced, here), *coming_back(place, here)]
-    others = [one for one in others if one.ipus != place.ipus]
-    promised = [(_promise(one, question, rings), one) for one in others]
+    others = [option for option in others if option.ipus != place.ipus]
+    promised = [(_promise(option, question, rings), option) for option in others]
     too_few = _TooFew(priced, here)
-    found = list[Candidate]()
-    for bound, one in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
-        own, apart = one is place, len(set(one.ipus)) == len(one.ipus)
-        if not own and (bound <= to_beat or (apart and too_few.for_weights_of(one))):
+    candidates = list[Candidate]()
+    for bound, option in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
+        own, apart = option is place, len(set(option.ipus)) == len(option.ipus)
+        if not own and (bound <= to_beat or (apart and too_few.for_weights_of(option))):
             continue
         beat = None if own else to_beat
-        outcome = try_split(one, question, rings, beat, exact=own)
+        outcome = try_split(option, question, rings, beat, exact=own)
         if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
-            outcome = try_split(one, question, rings, beat, exact=True)
+            outcome = try_split(option, question, rings, beat, exact=True)
         if isinstance(outcome, Failure):
-            too_few.add(one)
+            too_few.add(option)
         elif outcome is not None:
             to_beat = max(to_beat, worth(outcome, question.objective))
-            found.append(outcome)
-    return tuple(found)
+            candidates.append(outcome)
+    return tuple(candidates)
 
 
 def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
@@ -183,22 +183,22 @@ def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candi
     one IPU where one stage an IPU is too much for one of them.
     """
     every = [one for place in places(priced, question) for one in coming_back(place, question)]
-    once = {(one.ipus, one.replicas): one for one in every}
-    promised = [(_promise(one, question, rings), one) for one in once.values()]
+    once = {(option.ipus, option.replicas): option for option in every}
+    promised = [(_promise(option, question, rings), option) for option in once.values()]
     # memory does not depend on the number of replicas
     too_much = set[tuple[int, ...]]()
-    found = list[Candidate]()
+    candidates = list[Candidate]()
     to_beat: tuple[float, ...] = ()
-    for bound, one in sorted(promised, key=_in_order, reverse=True):
-        if one.ipus in too_much or bound <= to_beat:
+    for bound, option in sorted(promised, key=_in_order, reverse=True):
+        if option.ipus in too_much or bound <= to_beat:
             continue
-        outcome = try_split(one, question, rings, to_beat or None)
+        outcome = try_split(option, question, rings, to_beat or None)
         if isinstance(outcome, Failure):
-            too_much.add(one.ipus)
+            too_much.add(option.ipus)
         elif outcome is not None:
             to_beat = max(to_beat, worth(outcome, question.objective))
-            found.append(outcome)
-    return tuple(found)
+            candidates.append(outcome)
+    return tuple(candidates)
 
 
 def _may_beat(candidate: Candidate, question: Question, to_beat: tuple[float, ...]) -> bool:

@@ -33,10 +33,10 @@ Group = tuple[Priced, ...]
 
 def groups(every: Iterable[Priced]) -> list[Group]:
     """Compiles that differ by their memory proportion alone, where there are several."""
-    found: dict[Key, list[Priced]] = {}
+    by_key: dict[Key, list[Priced]] = {}
     for one in every:
-        found.setdefault(replace(one.key, proportion=0.0), []).append(one)
-    return [tuple(some) for some in found.values() if len(some) > 1]
+        by_key.setdefault(replace(one.key, proportion=0.0), []).append(one)
+    return [tuple(some) for some in by_key.values() if len(some) > 1]
 
 
 def cheapest(group: Group) -> Priced:
@@ -112,10 +112,10 @@ def with_own_proportions(
     if prediction.problems:
         return None
     candidate = candidate_of(place, costs, prediction, False, gap)
-    return replace(candidate, mapping=_saying(candidate.mapping, group, chosen))
+    return replace(candidate, mapping=_with_stage_proportions(candidate.mapping, group, chosen))
 
 
-def _saying(mapping: Mapping, group: Group, chosen: Sequence[int]) -> Mapping:
+def _with_stage_proportions(mapping: Mapping, group: Group, chosen: Sequence[int]) -> Mapping:
     """The mapping with the proportions of the stages that differ from most."""
     shares = [group[chosen[stage.ipu]].key.proportion for stage in mapping.stages]
     stages = tuple(

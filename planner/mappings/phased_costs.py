@@ -114,7 +114,7 @@ class PhasedCosts:
     def __len__(self) -> int:
         return len(self.names)
 
-    def kept_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes of a micro-batch that wait in streaming memory, whatever the cut."""
         reads = self.reads
         waits = (reads.made_in == FORWARD) & (reads.read_in == BACKWARD)
@@ -300,7 +300,7 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
     """
     tiles, stage_of, ipus = costs.tiles, cut.stage_of(len(costs)), cut.ipus
     ends = [*cut.starts[1:], len(costs)]
-    kept, updates = _kept_of_block(costs), _while_updated(costs, replicas)
+    saved, updates = _saved_by_block(costs), _while_updated(costs, replicas)
     most = 0
     alike: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
     for ipu in range(int(ipus.max()) + 1):
@@ -315,7 +315,7 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
             blocks = np.arange(cut.starts[stage], ends[stage])
             of_kinds = tuple(tiles.kind[blocks].tolist())
             if of_kinds not in alike:
-                alike[of_kinds] = _peak(tiles, blocks, kept)
+                alike[of_kinds] = _peak(tiles, blocks, saved)
             mine, mine_interleaved = alike[of_kinds]
             running, interleaved = (
                 np.maximum(running, mine),
@@ -326,7 +326,9 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
     return most
 
 
-def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _peak(
+    tiles: BlockTiles, blocks: np.ndarray, saved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The most that a stage holds, and in region 1: int64[tile] each.
 
     Blocks that ran hold what they leave behind, the others what they come with.
@@ -336,15 +338,15 @@ def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.n
     earlier, later = (_sums_of_earlier(one) for one in (behind[:2], before[:2]))
     later = later[:, -1:] + before[:2, -1:] - later - before[:2]
     backward = _sums_of_earlier(behind[2:, ::-1])[:, ::-1] + _sums_of_earlier(before[2:])
-    waits = kept[blocks].sum() - kept[blocks]
+    waits = saved[blocks].sum() - saved[blocks]
     beside = np.concatenate([earlier + later, backward]) + waits[:, None] // before.shape[2]
     most: np.ndarray = (tiles.peak[:, kinds] + beside).max(axis=(0, 1))
     return most, tiles.peak_interleaved[kinds].max(axis=0)
 
 
-def _sums_of_earlier(held: np.ndarray) -> np.ndarray:
+def _sums_of_earlier(nbytes: np.ndarray) -> np.ndarray:
     """Of [pass, Block, tile]: the sum over the Blocks before each."""
-    sums: np.ndarray = np.cumsum(held, axis=1) - held
+    sums: np.ndarray = np.cumsum(nbytes, axis=1) - nbytes
     return sums
 
 
@@ -358,7 +360,7 @@ def _while_updated(costs: PhasedCosts, replicas: int) -> np.ndarray:
     return nbytes.astype(np.int64)
 
 
-def _kept_of_block(costs: PhasedCosts) -> np.ndarray:
+def _saved_by_block(costs: PhasedCosts) -> np.ndarray:
     """Bytes of a micro-batch that each Block keeps for its backward: int64[Block]."""
     reads = costs.reads
     waits = np.flatnonzero((reads.made_in == FORWARD) & (reads.read_in == BACKWARD))
@@ -377,7 +379,7 @@ def equal_costs(one: PhasedCosts, other: PhasedCosts) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def held_most(costs: PhasedCosts) -> int:
+def bytes_of_one_phase(costs: PhasedCosts) -> int:
     """Bytes that one phase with all Blocks would hold on all IPUs of a replica, all tiles."""
     return int(costs.tiles.held.max(axis=(0, 1)).sum(axis=1)[costs.tiles.kind].sum())
 

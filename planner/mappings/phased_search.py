@@ -70,12 +70,12 @@ def best_cuts(
         rate = _rate(place, prediction.at_least())
         promised.append((rate, place, prediction))
     promised.sort(key=lambda one: -one[0])
-    found: dict[tuple[int, int, int], Candidate] = {}
+    by_place: dict[tuple[int, int, int], Candidate] = {}
     for rate, place, prediction in promised:
-        if len(found) >= _AT_LEAST and rate <= max(beat, _quickest(found)):
+        if len(by_place) >= _AT_LEAST and rate <= max(beat, _quickest(by_place)):
             break
         where = place.pipeline, place.replicas, len(place.cut.starts)
-        best = found.get(where)
+        best = by_place.get(where)
         if best is not None and best.samples_per_second >= rate:
             continue
         fullest = fullest_tile(costs, place.cut, place.replicas)
@@ -83,12 +83,12 @@ def best_cuts(
             continue
         candidate = candidate_of(place, prediction, fullest)
         if best is None or candidate.samples_per_second > best.samples_per_second:
-            found[where] = candidate
-    return sorted(found.values(), key=lambda one: worth(one, question.objective), reverse=True)
+            by_place[where] = candidate
+    return sorted(by_place.values(), key=lambda one: worth(one, question.objective), reverse=True)
 
 
-def _quickest(found: dict[tuple[int, int, int], Candidate]) -> float:
-    return max((one.samples_per_second for one in found.values()), default=0.0)
+def _quickest(by_place: dict[tuple[int, int, int], Candidate]) -> float:
+    return max((one.samples_per_second for one in by_place.values()), default=0.0)
 
 
 def _rate(place: PhasedPlace, cycles: int) -> float:
@@ -96,7 +96,7 @@ def _rate(place: PhasedPlace, cycles: int) -> float:
     return samples * place.costs.machine.clock_hz / max(1, cycles)
 
 
-def least_held(costs: PhasedCosts, question: Question) -> tuple[int, PhasedPlace] | None:
+def least_full(costs: PhasedCosts, question: Question) -> tuple[int, PhasedPlace] | None:
     """Bytes of the fullest tile where it is predicted to be least, and the place; None: none."""
     every = [(fullest_tile(costs, one.cut, one.replicas), one) for one in places(costs, question)]
     return min(every, key=lambda one: one[0], default=None)
@@ -108,7 +108,7 @@ def most_in_phases(costs: PhasedCosts, question: Question) -> float:
     All IPUs always compute; what waits for the backward goes to streaming memory and back once.
     """
     key, machine = costs.key, costs.machine
-    once = 2 * costs.kept_bytes() / machine.streaming_bytes_per_cycle
+    once = 2 * costs.saved_bytes() / machine.streaming_bytes_per_cycle
     cycles = (float(costs.work.sum()) + once) / key.micro_batch * key.shards / question.ipus
     return machine.clock_hz / cycles
 
@@ -239,14 +239,14 @@ def _stages(costs: PhasedCosts, limit: float) -> tuple[int, ...]:
     """First Blocks of stages that take no longer than the limit; 0: a stage has one Block."""
     tiles, machine = costs.tiles, costs.machine
     room = machine.bytes_per_tile * machine.tiles
-    held, cycles = tiles.held.max(axis=(0, 1)).sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
+    nbytes, cycles = tiles.held.max(axis=(0, 1)).sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
     starts, spent, there = [0], 0, 0
     for block in range(len(costs)):
-        fits = spent + cycles[block] <= limit and there + held[block] <= room
+        fits = spent + cycles[block] <= limit and there + nbytes[block] <= room
         if block and not (fits and block - starts[-1] < _MOST_BLOCKS):
             starts.append(block)
             spent, there = 0, 0
-        spent, there = spent + cycles[block], there + held[block]
+        spent, there = spent + cycles[block], there + nbytes[block]
     return tuple(starts)
 
 

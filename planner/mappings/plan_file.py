@@ -67,23 +67,23 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
 
 
 def _stage(stage: StagePlan, in_phases: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"ipu": stage.ipu, "blocks": list(stage.blocks)}
+    content: dict[str, Any] = {"ipu": stage.ipu, "blocks": list(stage.blocks)}
     if stage.recompute is not None:
-        said["recompute"] = stage.recompute
+        content["recompute"] = stage.recompute
     if in_phases:
-        return {**said, "phase": stage.phase}
-    return {**said, "state_off_chip": stage.state_off_chip}
+        return {**content, "phase": stage.phase}
+    return {**content, "state_off_chip": stage.state_off_chip}
 
 
 def _plan_content(plan: Plan) -> dict[str, Any]:
-    said = asdict(plan)
-    said["question"]["fixed"] = dict(plan.question.fixed)
+    content = asdict(plan)
+    content["question"]["fixed"] = dict(plan.question.fixed)
     index = {name: number for number, name in enumerate(plan.blocks)}
-    for candidate in said["candidates"]:  # a stage's Blocks by where they begin and how many
+    for candidate in content["candidates"]:  # a stage's Blocks by where they begin and how many
         for stage in candidate["mapping"]["stages"]:
             blocks = stage["blocks"]
             stage["blocks"] = [index[blocks[0]], len(blocks)]
-    return said
+    return content
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
@@ -101,132 +101,132 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
     try:
         if os.path.getsize(path) > MOST_BYTES:
-            raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")
-        said = from_json.loads(Path(path).read_text(encoding="utf-8"))
+            raise PlanError(path, f"has over {MOST_BYTES >> 20} MiB: no plan is as large")
+        content = from_json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise PlanError(path, f"is no JSON ({error})") from error
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise PlanError(path, f"is not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise PlanError(path, "is not a plan")
-    if not isinstance(said.get("plan"), dict):
+    if not isinstance(content.get("plan"), dict):
         raise PlanError(path, "is a placement file, and holds no plan beside it")
     try:
-        return _plan(said["plan"])
+        return _plan(content["plan"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise PlanError(path, f"is broken: its plan makes no sense ({error!r})") from error
 
 
-def _plan(said: dict[str, Any]) -> Plan:
-    blocks = _strings(said["blocks"])
-    candidates = tuple(_candidate(one, blocks) for one in said["candidates"])
+def _plan(content: dict[str, Any]) -> Plan:
+    blocks = _strings(content["blocks"])
+    candidates = tuple(_candidate(one, blocks) for one in content["candidates"])
     if not candidates:
         raise ValueError("there are no candidates")
     return Plan(
-        _question(said["question"]),
+        _question(content["question"]),
         candidates,
         blocks,
-        _strings(said["why"]),
-        _number(said["gap"]),
-        _strings(said["left_out"]),
-        str(said["stopped"]),
-        _strings(said["modules"]),
-        str(said["model"]),
-        str(said["command"]),
-        str(said.get("levers", "")),
-        int(said["compiles"]),
-        int(said["cached"]),
-        _number(said["seconds"]),
-        _number(said["clock_hz"]),
-        _strings(said["notes"]),
-        int(said["script_samples"]),
+        _strings(content["why"]),
+        _number(content["gap"]),
+        _strings(content["left_out"]),
+        str(content["stopped"]),
+        _strings(content["modules"]),
+        str(content["model"]),
+        str(content["command"]),
+        str(content.get("levers", "")),
+        int(content["compiles"]),
+        int(content["cached"]),
+        _number(content["seconds"]),
+        _number(content["clock_hz"]),
+        _strings(content["notes"]),
+        int(content["script_samples"]),
     )
 
 
-def _question(said: dict[str, Any]) -> Question:
+def _question(content: dict[str, Any]) -> Question:
     return Question(
-        int(said["ipus"]),
-        int(said["global_batch"]),
-        tuple(int(one) for one in said["micro_batches"]),
-        tuple(_number(one) for one in said["proportions"]),
-        tuple(int(one) for one in said["shards"]),
-        {str(name): value for name, value in said["fixed"].items()},
-        str(said["objective"]),
-        _number(said["budget"]),
-        bool(said["training"]),
-        _strings(list(said.get("suggested", ()))),
-        tuple(one is True for one in said.get("keeps", [False])),
+        int(content["ipus"]),
+        int(content["global_batch"]),
+        tuple(int(one) for one in content["micro_batches"]),
+        tuple(_number(one) for one in content["proportions"]),
+        tuple(int(one) for one in content["shards"]),
+        {str(name): value for name, value in content["fixed"].items()},
+        str(content["objective"]),
+        _number(content["budget"]),
+        bool(content["training"]),
+        _strings(list(content.get("suggested", ()))),
+        tuple(one is True for one in content.get("keeps", [False])),
     )
 
 
-def _candidate(said: dict[str, Any], blocks: tuple[str, ...]) -> Candidate:
-    came = said["obtained"]
+def _candidate(content: dict[str, Any], blocks: tuple[str, ...]) -> Candidate:
+    came = content["obtained"]
     return Candidate(
-        _mapping(said["mapping"], blocks),
-        int(said["cycles"]),
-        _number(said["samples_per_second"]),
-        _number(said["seconds"]),
-        int(said["fullest"]),
-        int(said["limit"]),
-        str(said["memory"]),
-        {name: _number(said["shares"][name]) for name in SHARES},
-        bool(said["proven"]),
-        _number(said["gap"]),
+        _mapping(content["mapping"], blocks),
+        int(content["cycles"]),
+        _number(content["samples_per_second"]),
+        _number(content["seconds"]),
+        int(content["fullest"]),
+        int(content["limit"]),
+        str(content["memory"]),
+        {name: _number(content["shares"][name]) for name in SHARES},
+        bool(content["proven"]),
+        _number(content["gap"]),
         None
         if came is None
         else Obtained(int(came["cycles"]), int(came["fullest"]), str(came["problem"])),
-        _number(said.get("error", 0.0)),
-        said.get("own") is True,
+        _number(content.get("error", 0.0)),
+        content.get("own") is True,
     )
 
 
-def _mapping(said: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
-    stages = tuple(_stage_plan(stage, blocks) for stage in said["stages"])
+def _mapping(content: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
+    stages = tuple(_stage_plan(stage, blocks) for stage in content["stages"])
     if sum(len(stage.blocks) for stage in stages) != len(blocks):
         raise ValueError("its stages do not have every Block once")
     return Mapping(
-        _positive(said["shards"]),
-        _positive(said["replicas"]),
+        _positive(content["shards"]),
+        _positive(content["replicas"]),
         stages,
-        _positive(said["micro_batch"]),
-        _positive(said["accumulation"]),
-        _number(said["proportion"]),
-        bool(said["in_parts"]),
-        _positive(said["phases"]),
+        _positive(content["micro_batch"]),
+        _positive(content["accumulation"]),
+        _number(content["proportion"]),
+        bool(content["in_parts"]),
+        _positive(content["phases"]),
     )
 
 
-def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
-    first, count = (int(one) for one in said["blocks"])
+def _stage_plan(content: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
+    first, count = (int(one) for one in content["blocks"])
     stage_blocks = blocks[first : first + count]
     if first < 0 or count < 1 or len(stage_blocks) != count:
         raise ValueError(f"Blocks {first} to {first + count} of {len(blocks)}")
-    recompute = said["recompute"]
+    recompute = content["recompute"]
     if recompute is not None and not isinstance(recompute, bool):
         raise ValueError(f"recompute is {recompute!r}")
-    ipu = int(said["ipu"])
+    ipu = int(content["ipu"])
     if not 0 <= ipu < 256:
         raise ValueError(f"IPU {ipu}")
-    phase = int(said.get("phase", 0))
+    phase = int(content.get("phase", 0))
     if not 0 <= phase < len(blocks):
         raise ValueError(f"phase {phase}")
-    off_chip, proportion = bool(said["state_off_chip"]), _number(said.get("proportion", 0.0))
+    off_chip, proportion = bool(content["state_off_chip"]), _number(content.get("proportion", 0.0))
     return StagePlan(ipu, stage_blocks, recompute, off_chip, phase, proportion)
 
 
-def _strings(said: Any) -> tuple[str, ...]:
-    if not isinstance(said, list):
-        raise TypeError(f"a list is wanted, not {said!r}")
-    return tuple(str(one) for one in said)
+def _strings(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, not {value!r}")
+    return tuple(str(one) for one in value)
 
 
-def _number(said: Any) -> float:
-    if isinstance(said, bool) or not isinstance(said, (int, float)):
-        raise TypeError(f"a number is wanted, not {said!r}")
-    return float(said)
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"expected a number, not {value!r}")
+    return float(value)
 
 
-def _positive(said: Any) -> int:
-    if isinstance(said, bool) or not isinstance(said, int) or said < 1:
-        raise ValueError(f"a number from 1 on is wanted, not {said!r}")
-    return said
+def _positive(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected a positive integer, not {value!r}")
+    return value

@@ -10,7 +10,7 @@ import pandas as pd
 from ipuscope.planner.mappings.engine import Engine
 from ipuscope.planner.mappings.mapping import Mapping
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
-from ipuscope.planner.mappings.phased_search import least_held
+from ipuscope.planner.mappings.phased_search import least_full
 from ipuscope.planner.mappings.plan import SHARES, Candidate, Plan
 from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of, places
 from ipuscope.planner.mappings.question import Question
@@ -31,8 +31,8 @@ def table(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row(rank: int, one: Candidate) -> dict[str, object]:
-    mapping, came = one.mapping, one.obtained
+def _row(rank: int, candidate: Candidate) -> dict[str, object]:
+    mapping, came = candidate.mapping, candidate.obtained
     return {
         "rank": rank,
         "t": mapping.shards,
@@ -47,14 +47,14 @@ def _row(rank: int, one: Candidate) -> dict[str, object]:
         "proportion": mapping.memory_proportion,
         "rts": "yes" if mapping.in_parts else "no",
         "phases": mapping.phases,
-        "samples_per_second": round(one.samples_per_second, 2),
-        "cycles": one.cycles,
-        "seconds": one.seconds,
-        "fullest_bytes": one.fullest,
-        "tile_bytes": one.limit,
-        "memory": one.memory,
-        **{name.replace("-", "_"): round(one.shares[name], 4) for name in SHARES},
-        "proven": one.proven,
+        "samples_per_second": round(candidate.samples_per_second, 2),
+        "cycles": candidate.cycles,
+        "seconds": candidate.seconds,
+        "fullest_bytes": candidate.fullest,
+        "tile_bytes": candidate.limit,
+        "memory": candidate.memory,
+        **{name.replace("-", "_"): round(candidate.shares[name], 4) for name in SHARES},
+        "proven": candidate.proven,
         "compiled_cycles": came.cycles if came else "",
         "compiled_fullest_bytes": came.fullest if came else "",
         "problem": came.problem if came else "",
@@ -132,20 +132,20 @@ _RESPECTS: tuple[Callable[[Mapping], str], ...] = (
 def _against_others(plan: Plan) -> Iterable[str]:
     """The best candidate that differs in one respect, for the respects that matter."""
     best, mapping = plan.best, plan.best.mapping
-    for said in _RESPECTS:
-        others = [one for one in plan.candidates if one.runs and said(one.mapping) != said(mapping)]
+    for text in _RESPECTS:
+        others = [one for one in plan.candidates if one.runs and text(one.mapping) != text(mapping)]
         if not others:
             continue
         other = max(others, key=lambda one: one.rate)
         less = 1 - other.rate / best.rate
         if less > 0:
-            how = said(other.mapping)
+            how = text(other.mapping)
             yield f"with {how} the best is {less:.1%} slower ({other.mapping})"
 
 
 def _proof(plan: Plan) -> str:
     if plan.stopped:
-        return f"{plan.stopped}: of what was looked at until then, this is the best"
+        return f"{plan.stopped}: this is the best of what was searched by then"
     if plan.exact:
         return (
             f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
@@ -195,31 +195,31 @@ def no_mapping(
     if not legal:
         return _nothing_legal(every, question)
     nearest = _nearest(legal, question, engine.rings)
-    said = f"no mapping onto {count(question.ipus, 'IPU')} fits"
+    text = f"no mapping onto {count(question.ipus, 'IPU')} fits"
     if nearest is not None:
         place, prediction = nearest
         fullest = max(prediction.memory, key=lambda one: one.nbytes)
-        said += (
+        text += (
             f": the nearest needs {-fullest.free:,} bytes more on tile {fullest.tile} of IPU"
             f" {fullest.ipu}, most of it {fullest.largest} ({fullest.largest_bytes:,} bytes); it is"
             f" p={place.pipeline} r={place.replicas} with a micro-batch of"
             f" {place.priced.key.micro_batch}"
         )
     enough = _enough_ipus(every, question, engine.rings)
-    return f"{said}. {enough}"
+    return f"{text}. {enough}"
 
 
 def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) -> str:
     """Say that no cut into phases fits, by how many bytes, and name the nearest."""
-    found = [(least_held(costs, question), costs) for costs in every]
-    known = [(one, costs) for one, costs in found if one is not None]
-    said = f"no mapping in phases onto {count(question.ipus, 'IPU')} fits"
-    if not known:
-        return f"{said}: {question.global_batch} samples cannot be cut so. Give --global-batch more"
-    (nbytes, place), costs = min(known, key=lambda one: one[0][0])
+    tried = [(least_full(costs, question), costs) for costs in every]
+    places = [(one, costs) for one, costs in tried if one is not None]
+    text = f"no mapping in phases onto {count(question.ipus, 'IPU')} fits"
+    if not places:
+        return f"{text}: none divides {question.global_batch} samples. Raise --global-batch"
+    (nbytes, place), costs = min(places, key=lambda one: one[0][0])
     over = nbytes - costs.machine.bytes_per_tile
     return (
-        f"{said}: the nearest needs about {over:,} bytes more on its fullest tile, most of it"
+        f"{text}: the nearest needs about {over:,} bytes more on its fullest tile, most of it"
         f" weights and accumulators of a stage; it is t={costs.key.shards} p={place.pipeline}"
         f" r={place.replicas} in {place.cut.phases} phases with a micro-batch of"
         f" {costs.key.micro_batch}. Cut Blocks smaller, share tensors by more IPUs (--fix t), or"
@@ -235,7 +235,7 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
         f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
         f" micro-batches of {sizes} for a pipeline on at most {count(question.ipus, 'IPU')}"
         f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
-        " replica). Give --global-batch more samples, or let go of what is fixed"
+        " replica). Give --global-batch more samples, or fix less"
     )
 
 
@@ -246,9 +246,9 @@ def _nearest(
 
     Each one's quickest split is tried on larger tiles; the nearest with less, a search a time.
     """
-    found = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
-    known = [(place, prediction) for place, prediction in found if prediction is not None]
-    near = sorted(known, key=lambda one: max(one[1].fullest))[:_NEAR]
+    tried = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
+    predicted = [(place, prediction) for place, prediction in tried if prediction is not None]
+    near = sorted(predicted, key=lambda one: max(one[1].fullest))[:_NEAR]
     least = [(place, _with_less(place, question, rings, first)) for place, first in near]
     return min(least, key=lambda one: max(one[1].fullest), default=None)
 
@@ -282,12 +282,12 @@ def _with_less(
     low, high = limit, max(smallest.fullest)
     while high - low > limit // _CLOSE:
         middle = (low + high) // 2
-        found = _quickest(place, question, rings, middle)
-        if found is None:
+        prediction = _quickest(place, question, rings, middle)
+        if prediction is None:
             low = middle
             continue
-        smallest = found
-        high = min(middle, max(found.fullest))
+        smallest = prediction
+        high = min(middle, max(prediction.fullest))
     return smallest
 
 

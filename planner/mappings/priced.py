@@ -124,12 +124,12 @@ def _legal(place: Place, question: Question) -> bool:
     key, fixed = place.priced.key, question.fixed
     stages = len(place.ipus)
     least = closed_forms.pipeline_stages(stages, question.training) if stages > 1 else 1
-    asked = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
+    values = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
     return (
         place.accumulation >= least
         and (place.accumulation > 1) == key.accumulates
         and (not key.in_parts or key.in_parts == place.replicas)
-        and all(fixed.get(name, value) == value for name, value in asked.items())
+        and all(fixed.get(name, value) == value for name, value in values.items())
     )
 
 
@@ -179,5 +179,5 @@ def lacking(place: Place) -> int:
     Weights, accumulators and code of each Block lie somewhere; optimiser state may not.
     """
     costs = place.priced.costs
-    held = int(costs.memory.always.sum())
-    return held - place.pipeline * costs.machine.tiles * costs.machine.bytes_per_tile
+    nbytes = int(costs.memory.always.sum())
+    return nbytes - place.pipeline * costs.machine.tiles * costs.machine.bytes_per_tile

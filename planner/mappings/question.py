@@ -61,7 +61,7 @@ def parse_fixed(words: list[str]) -> dict[str, Any]:
     for word in words:
         name, _, value = word.partition("=")
         if name not in FIXED:
-            raise QuestionError(f"--fix {word!r}: there are {', '.join(FIXED)} to fix, as p=4")
+            raise QuestionError(f"--fix {word!r}: write one of {', '.join(FIXED)}, such as p=4")
         fixed[name] = _value(name, value)
     return fixed
 
@@ -89,7 +89,7 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise QuestionError(f"--budget {text!r} is not a duration: say 90s, 5m or 1h")
+        raise QuestionError(f"--budget {text!r} is not a duration: write 90s, 5m or 1h")
     return seconds
 
 

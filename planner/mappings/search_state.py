@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.engine import Engine
 from ipuscope.planner.mappings.mapping import Key, Mapping
-from ipuscope.planner.mappings.mapping_search import (
-    Found,
-    try_split,
-)
+from ipuscope.planner.mappings.mapping_search import Outcome, try_split
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
 from ipuscope.planner.mappings.plan import Candidate, worth
 from ipuscope.planner.mappings.priced import Place, Priced
@@ -41,13 +38,13 @@ class State:
 
     question: Question
     engine: Engine
-    told: Callable[[News], None]
+    on_news: Callable[[News], None]
     keys: Sequence[Key] = ()
     priced: dict[Key, Priced] = field(default_factory=dict)
     equal: dict[Key, Key] = field(default_factory=dict)  # of which Blocks cost what others' do
     tried: set[Key] = field(default_factory=set)
     alone: dict[Key, bool] = field(default_factory=dict)  # whether all Blocks fit an IPU
-    found: dict[Key, Found] = field(default_factory=dict)
+    outcomes: dict[Key, Outcome] = field(default_factory=dict)
     there: dict[Mapping, Place] = field(default_factory=dict)  # with a full compile's costs
     phased: dict[Key, PhasedCosts] = field(default_factory=dict)
     some: Costs | PhasedCosts | None = None  # of any compile: the Blocks, and the machine
@@ -86,7 +83,7 @@ class State:
 
     def tell(self, what: str) -> None:
         """Report progress."""
-        self.told(News(self.done, self.wanted, what, self.best))
+        self.on_news(News(self.done, self.wanted, what, self.best))
 
 
 class EngineLost(Exception):
@@ -105,8 +102,8 @@ def too_late(state: State, keys: Sequence[Key]) -> bool:
 def split_at(state: State, place: Place, surely: bool = False) -> Candidate | None:
     """The quickest split onto a place; None where nothing fits."""
     arguments = (place, state.question, state.engine.rings, None, 0, surely)
-    (found,) = state.engine.each(try_split, [arguments])
-    return found if isinstance(found, Candidate) else None
+    (outcome,) = state.engine.each(try_split, [arguments])
+    return outcome if isinstance(outcome, Candidate) else None
 
 
 def add(state: State, candidate: Candidate) -> None:

@@ -30,14 +30,14 @@ def proportions_of_ipus(state: State) -> None:
     best, rings = state.best, state.engine.rings
     some = groups(state.priced.values())
     arguments = [(cheapest(group), state.question, rings, best) for group in some]
-    for group, found in zip(some, state.engine.each(beating, arguments), strict=True):
-        for free in found.candidates:
-            one = with_own_proportions(group, free.mapping, rings)
-            if one is not None:
-                add(state, one)
-            if one is None or one.cycles > free.cycles:
+    for group, outcome in zip(some, state.engine.each(beating, arguments), strict=True):
+        for free in outcome.candidates:
+            candidate = with_own_proportions(group, free.mapping, rings)
+            if candidate is not None:
+                add(state, candidate)
+            if candidate is None or candidate.cycles > free.cycles:
                 state.open_rate = max(state.open_rate, free.samples_per_second)
-        state.open_rate = max(state.open_rate, found.open_rate)
+        state.open_rate = max(state.open_rate, outcome.open_rate)
     if state.best is not None:
         _add_with_own_proportions(state, state.best.mapping)
 
@@ -76,8 +76,8 @@ def _rebalanced(state: State, leader: Candidate) -> bool:
         return False
     rings = state.engine.rings
     state.tell(f"other splits by the costs of {leader.mapping}")
-    (found,) = state.engine.each(rebalanced, [(place, state.question, rings, leader)])
-    for candidate in found:
+    (candidates,) = state.engine.each(rebalanced, [(place, state.question, rings, leader)])
+    for candidate in candidates:
         if leader.mapping.mixes_proportions:
             _add_with_own_proportions(state, candidate.mapping)
         else:
@@ -91,13 +91,13 @@ def take(state: State, leader: Candidate, settled: Settled) -> None:
     at = state.candidates.index(leader)
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if leader.mapping.in_phases:
-        _held_in_phases(state, state.candidates[at])
+        _correct_phased_memory(state, state.candidates[at])
     elif settled.priced is not None:
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
         state.there[leader.mapping] = place
         if not leader.mapping.mixes_proportions:
-            _held_there(state, leader.mapping, settled.priced)
+            _correct_memory(state, leader.mapping, settled.priced)
             # of what leads, all splits are looked for at the end
             leads = not leader.own and state.best is state.candidates[at]
             again = None if leads else split_at(state, place)
@@ -117,22 +117,22 @@ def _leave_room(state: State, place: Place, compiled: Candidate) -> None:
         return
     priced, costs = place.priced, place.priced.costs
     tight = replace(priced, costs=costs.with_tile_bytes(compiled.limit - over))
-    found = split_at(state, replace(place, priced=tight), surely=True)
-    if found is not None:
-        add(state, predicted(priced, found.mapping, state.engine.rings))
+    split = split_at(state, replace(place, priced=tight), surely=True)
+    if split is not None:
+        add(state, predicted(priced, split.mapping, state.engine.rings))
 
 
-def _held_in_phases(state: State, compiled: Candidate) -> None:
+def _correct_phased_memory(state: State, compiled: Candidate) -> None:
     """Correct the memory of like mappings by as much as this one's was off."""
     off = compiled.off
     if off is None:
         return
     key, most = compiled.mapping.key, _most_blocks(compiled)
-    for at, one in enumerate(state.candidates):
-        alike = one.mapping.key == key and _most_blocks(one) == most
-        if alike and one.obtained is None and one.mapping.in_phases:
-            fullest = round(one.fullest / (1 + off[1]))
-            state.candidates[at] = replace(one, fullest=fullest)
+    for at, candidate in enumerate(state.candidates):
+        alike = candidate.mapping.key == key and _most_blocks(candidate) == most
+        if alike and candidate.obtained is None and candidate.mapping.in_phases:
+            fullest = round(candidate.fullest / (1 + off[1]))
+            state.candidates[at] = replace(candidate, fullest=fullest)
 
 
 def _most_blocks(candidate: Candidate) -> int:
@@ -140,12 +140,12 @@ def _most_blocks(candidate: Candidate) -> int:
     return max(len(stage.blocks) for stage in candidate.mapping.stages)
 
 
-def _held_there(state: State, compiled: Mapping, priced: Priced) -> None:
+def _correct_memory(state: State, compiled: Mapping, priced: Priced) -> None:
     """Predict the memory of like mappings from this compile, which is nearer than the first."""
-    for at, one in enumerate(state.candidates):
-        mapping = one.mapping
+    for at, candidate in enumerate(state.candidates):
+        mapping = candidate.mapping
         alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
         alike = alike and not mapping.mixes_proportions
-        if alike and one.obtained is None:
+        if alike and candidate.obtained is None:
             here = predicted(priced, mapping, state.engine.rings)
-            state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)
+            state.candidates[at] = replace(candidate, fullest=here.fullest, memory=here.memory)

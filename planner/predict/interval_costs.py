@@ -209,16 +209,16 @@ def _memory(
     """`interval_memory`, from an earlier table that is wide, and exact or leaves enough room."""
     key = "interval_memory", choice, costs.machine.bytes_per_tile, in_company
     least_enough = INFINITE if enough is None else enough
-    known_width, known_enough, table = costs.known.get(key, (0, 0, None))
-    if table is None or known_width < width or known_enough < least_enough:
+    cached_width, cached_enough, table = costs.cache.get(key, (0, 0, None))
+    if table is None or cached_width < width or cached_enough < least_enough:
         # Wider ones will be asked for; more Blocks cost little, as too full stages are skipped.
-        wide = known_width
-        if width > known_width:
+        wide = cached_width
+        if width > cached_width:
             full = table is not None and bool((table.used[:, -1] >= FULL).all())
-            wider = len(costs) if full else 2 * known_width
+            wider = len(costs) if full else 2 * cached_width
             wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
         table = interval_memory(costs, wide, choice, enough, in_company)
-        costs.known[key] = wide, INFINITE if table.exact else least_enough, table
+        costs.cache[key] = wide, INFINITE if table.exact else least_enough, table
     narrow: IntervalMemory = table.narrowed(width)
     return narrow
 

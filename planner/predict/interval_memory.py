@@ -145,7 +145,7 @@ def _upper_bound(
     if len(costs.memory.code):
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
     saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
-    held = np.concatenate([[0], np.cumsum(always + saved)])
+    sums = np.concatenate([[0], np.cumsum(always + saved)])
     passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
     backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
     passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
@@ -155,7 +155,7 @@ def _upper_bound(
     most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
     shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
-    bound: np.ndarray = shared + held[last + 1] - held[first] + most
+    bound: np.ndarray = shared + sums[last + 1] - sums[first] + most
     return bound
 
 
@@ -219,9 +219,9 @@ def _write_the_whole(
     end = len(costs) - 1
     alone = Part(0, end, 0, replace(choice, recompute=False))
     grown.used[0, end] = ipu_bytes(costs, [alone]).max()
-    others = np.array(stash)
-    others[0, end] = 0
-    return others
+    closing = np.array(stash)
+    closing[0, end] = 0
+    return closing
 
 
 def _with_readers(
@@ -300,7 +300,7 @@ def _grow(
     smaller = 2 * int(np.abs(residual).max(initial=0))
     smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
     enough = costs.machine.bytes_per_tile + smaller
-    held = np.tile(shared, (size, 1))
+    always_there = np.tile(shared, (size, 1))
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = sums_of(costs.memory.code_users[:, some], pieces)
     first = np.arange(begin, begin + size)
@@ -319,15 +319,15 @@ def _grow(
         if size <= 0:
             break
         here = slice(begin + step, begin + step + size)
-        held = held[:size]
-        held += always[here]
+        always_there = always_there[:size]
+        always_there += always[here]
         if len(costs.memory.code):
             for block, piece in apart.get(step, ()):
                 if begin <= block < begin + len(new_code):
                     new_code[block - begin] -= pieces[piece]
-            held += new_code[step : step + size]
+            always_there += new_code[step : step + size]
         growing.add(size)
-        edges, besides = growing.edges(), held
+        edges, besides = growing.edges(), always_there
         common = common[:size]
         if in_company:
             besides = besides + least_residual

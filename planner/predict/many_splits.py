@@ -185,16 +185,16 @@ class _Turn:
             return spared
         ties = len(self.costs.cuts.ties)
         ahead, back = self.costs.cuts.shared
-        for one in ahead[:ties]:
-            spared += self._spared_of(one, cuts)
+        for tensor in ahead[:ties]:
+            spared += self._spared_of(tensor, cuts)
         for way, skips in zip(spared, (ahead[ties:], back[ties:]), strict=True):
-            for one in skips:
-                way += self._spared_of(one, cuts)
+            for tensor in skips:
+                way += self._spared_of(tensor, cuts)
         return spared
 
-    def _spared_of(self, one: Shared, cuts: np.ndarray) -> np.ndarray:
+    def _spared_of(self, tensor: Shared, cuts: np.ndarray) -> np.ndarray:
         """`Shared.spared` of each split, in bytes: int64[split, cut]."""
-        home, *readers = one.blocks
+        home, *readers = tensor.blocks
         own = self.ipus[self._stage_of(home)]
         furthest = np.full(len(cuts), home)
         reached: list[np.ndarray] = []
@@ -207,7 +207,7 @@ class _Turn:
             furthest = np.where(there, furthest, reader)
         low, high = np.minimum(furthest, readers[-1]), np.maximum(furthest, readers[-1])
         behind = (cuts >= low[:, None]) & (cuts < high[:, None])
-        return np.where(behind, one.nbytes, 0)
+        return np.where(behind, tensor.nbytes, 0)
 
     def _stage_of(self, block: int) -> np.ndarray:
         return np.count_nonzero(self.first <= block, axis=1) - 1
@@ -376,14 +376,14 @@ def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndar
 def _training(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> np.ndarray:
     """`closed_forms.training_cycles` of each split, without overhead."""
     stages = forward.shape[1]
-    both = forward + backward
+    work = forward + backward
     longest_forward, longest_backward = forward.max(axis=1), backward.max(axis=1)
-    total = (micro_batches - 2 * stages + 2) * both.max(axis=1)
+    total = (micro_batches - 2 * stages + 2) * work.max(axis=1)
     ahead, back = np.zeros_like(total), np.zeros_like(total)
     behind = np.zeros_like(total)
     for k in range(stages - 1):
         ahead, back = np.maximum(ahead, forward[:, k]), np.maximum(back, backward[:, k])
-        behind = np.maximum(behind, both[:, stages - 1 - k])
+        behind = np.maximum(behind, work[:, stages - 1 - k])
         total += ahead + back
         total += np.maximum(longest_forward, behind) + np.maximum(longest_backward, behind)
     return total

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.costs.tile_memory import Held, Part, held_by, held_by_each, passing_through
+from ipuscope.planner.costs.tile_memory import Part, Usage, passing_through, usage_of, usage_of_each
 
 # Shares of a tile by which bytes of another split were predicted too few, and too many, at most:
 # 2.0 % and 4.9 % on 71 IPUs (docs/rebalance.md#how-far-predicted-bytes-are-off), and 5.8 % too few
@@ -76,7 +76,7 @@ def verdicts(
     alone = [k for k, ipu in enumerate(ipus) if len(stages[ipu]) == 1]
     passing = passing_through(costs, parts, ipus)
     if alone:
-        fullest = _fullest(held_by_each(costs, parts, passing))
+        fullest = _fullest(usage_of_each(costs, parts, passing))
         for k in alone:
             answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
     for ipu, some in enumerate(stages):
@@ -97,17 +97,17 @@ def verdict_on(
     limit = costs.machine.bytes_per_tile
     if not parts:
         return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
-    (fullest,) = _fullest(held_by(costs, parts, passing))
+    (fullest,) = _fullest(usage_of(costs, parts, passing))
     tile, nbytes, largest, most = fullest
     return Verdict(ipu, tile, nbytes, limit, largest, most, exact)
 
 
-def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
+def _fullest(usage: Usage) -> list[tuple[int, int, str, int]]:
     """Each IPU's fullest tile: its number, its bytes, what most of them are, and how many."""
-    total = held.total
+    total = usage.total
     tiles, rows = total.argmax(axis=1), np.arange(len(total))
-    words = list(held.contents)
-    there = np.array([nbytes[rows, tiles] for nbytes in held.contents.values()])
+    words = list(usage.contents)
+    there = np.array([nbytes[rows, tiles] for nbytes in usage.contents.values()])
     largest = there.argmax(axis=0)
     return [
         (int(tile), int(total[row, tile]), words[which], int(there[which, row]))
@@ -115,10 +115,10 @@ def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
     ]
 
 
-def summary(found: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[Verdict]) -> str:
     """All IPUs of a split together: the worst answer, with the fullest IPU that has it."""
-    over = [one for one in found if one.answer is Answer.OVER]
-    close = [one for one in found if one.answer is Answer.CLOSE]
+    over = [one for one in verdicts if one.answer is Answer.OVER]
+    close = [one for one in verdicts if one.answer is Answer.CLOSE]
     if not over and not close:
         return Answer.FITS.value
     worst = min(over or close, key=lambda one: one.free)

@@ -24,5 +24,5 @@ def predicted_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         schedule.kind == schedule_types.IDLE
     )
     total = int(schedule.end.max(initial=0))
-    found = chain(schedule.ipu, schedule.start, schedule.end, rank, total)
-    return pieces_on_ipus(schedule.ipu, found)
+    path = chain(schedule.ipu, schedule.start, schedule.end, rank, total)
+    return pieces_on_ipus(schedule.ipu, path)

@@ -39,9 +39,9 @@ def parse_assignment(
     IPUs. ValueError says what is wrong.
     """
     words, listed = words.strip(), None if ipus is None else list(ipus)
-    said: list[dict[str, Any]] = []
+    in_file: list[dict[str, Any]] = []
     if os.path.isfile(words):
-        stages, own, said = _of_file(names, words)
+        stages, own, in_file = _load(names, words)
     elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (
         words.isdecimal() and int(words) == len(names) > 1
     ):
@@ -49,7 +49,7 @@ def parse_assignment(
         if len(stages) != len(names):
             raise ValueError(
                 f"{words!r} has {len(stages)} stages for {len(names)} Blocks ({', '.join(names)}): "
-                "give one a Block"
+                "give one for each Block"
             )
     elif re.fullmatch(r"\d+(-\d+)*", words):
         sizes = [int(part) for part in words.split("-")]
@@ -60,17 +60,17 @@ def parse_assignment(
             )
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:
-        stages, own = _of_names(names, words)
+        stages, own = _from_names(names, words)
     assignment = Assignment.of(stages, listed or own)
     if len(assignment.ipus) != len(assignment.starts):
         raise ValueError(
             f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
             f"{','.join(map(str, assignment.ipus))}"
         )
-    return assignment if costs is None else replace(assignment, choices=_choices(costs, said))
+    return assignment if costs is None else replace(assignment, choices=_choices(costs, in_file))
 
 
-def _choices(costs: Costs, said: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
+def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
     """How the stages of a placement file save memory; empty where all do as profiled."""
     usual = Choice.profiled(costs)
 
@@ -82,18 +82,18 @@ def _choices(costs: Costs, said: Sequence[dict[str, Any]]) -> tuple[Choice, ...]
             value(stage, "recompute", usual.recompute),
             value(stage, "state_off_chip", usual.offload),
         )
-        for stage in said
+        for stage in stages
     )
     return () if all(choice == usual for choice in chosen) and not costs.choices else chosen
 
 
-def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
+def _from_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     stage: dict[str, int] = {}
     ipus = []
     for k, part in enumerate(words.split("/")):
         listed, _, ipu = part.partition("@")
         if ipu and not ipu.strip().isdecimal():
-            raise ValueError(f"{ipu!r} is no IPU; a split is {_FORMS}")
+            raise ValueError(f"{ipu!r} is not an IPU; a split is {_FORMS}")
         ipus.append(int(ipu) if ipu else k)
         for name in (name.strip() for name in listed.split(",")):
             if name not in names:
@@ -108,7 +108,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     return _all(names, stage, words), ipus
 
 
-def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
+def _load(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8") as file:
             content = from_json.loads(file.read())
@@ -130,7 +130,7 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
         what = (
             f"leaves out {', '.join(missing)}"
             if missing
-            else f"names {', '.join(unknown)}, which the model has not"
+            else f"names {', '.join(unknown)}, which the model does not have"
         )
         raise ValueError(f"{words} {what}")
     return [stage[name] for name in names]

@@ -102,13 +102,13 @@ class Prediction:
     legal: bool
     costs: Costs
     stage_costs: schedule_types.Costs
-    known_memory: tuple[Verdict, ...] | None = None  # of each IPU, where the caller has it
+    given_memory: tuple[Verdict, ...] | None = None  # of each IPU, where the caller has it
 
     @cached_property
     def memory(self) -> tuple[Verdict, ...]:
         """The verdict on each IPU."""
-        if self.known_memory is not None:
-            return self.known_memory
+        if self.given_memory is not None:
+            return self.given_memory
         return memory_of(self.costs, self.assignment)
 
     @property

@@ -86,8 +86,8 @@ class ActionSchedule:
     @property
     def ipus(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        of = {action.stage: at for at, rank in enumerate(self.ranks) for action in rank}
-        return tuple(of[stage] for stage in range(self.stages))
+        rank_of = {action.stage: at for at, rank in enumerate(self.ranks) for action in rank}
+        return tuple(rank_of[stage] for stage in range(self.stages))
 
     def on(self, ipus: Sequence[int]) -> ActionSchedule:
         """With the stages, each a rank, on these IPUs, which may have several.
@@ -144,15 +144,15 @@ class ActionSchedule:
         if len(present) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"{self.name}: {Action(*twice)} occurs twice")
-        of: dict[int, set[int]] = {}
+        ranks: dict[int, set[int]] = {}
         for rank, actions in enumerate(self.ranks):
             for action in actions:
-                of.setdefault(action.stage, set()).add(rank)
+                ranks.setdefault(action.stage, set()).add(rank)
         for stage in range(self.stages):
-            if len(of.get(stage, ())) != 1:
+            if len(ranks.get(stage, ())) != 1:
                 raise ValueError(
-                    f"{self.name}: stage {stage} is on ranks {sorted(of.get(stage, ()))}: a stage"
-                    " is on one"
+                    f"{self.name}: stage {stage} is on ranks {sorted(ranks.get(stage, ()))}: a"
+                    " stage is on one"
                 )
             for number in range(self.micro_batches):
                 parts = [work for work in "FBIW" if (stage, work, number) in present]
@@ -186,7 +186,7 @@ def read_csv(path: str | Path) -> ActionSchedule:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), 1):
-                ranks.append(tuple(_of_cells(row, f"{path}, line {number}")))
+                ranks.append(tuple(_from_cells(row, f"{path}, line {number}")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: no schedule could be read: {error}") from error
     if sum(map(len, ranks)) > MOST_ACTIONS:
@@ -200,7 +200,7 @@ def read_csv(path: str | Path) -> ActionSchedule:
     return schedule
 
 
-def _of_cells(cells: Sequence[str], where: str) -> list[Action]:
+def _from_cells(cells: Sequence[str], where: str) -> list[Action]:
     actions = []
     for cell in map(str.strip, cells):
         if not cell or _OTHER.fullmatch(cell):

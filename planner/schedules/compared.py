@@ -45,7 +45,7 @@ class Outcome:
 
 
 def outcome(
-    report: Report, costs: Costs, asked: str, assignment: Assignment, chunks: int = 2
+    report: Report, costs: Costs, name: str, assignment: Assignment, chunks: int = 2
 ) -> Outcome:
     """The outcome of a schedule: a name of `KINDS`, or a CSV file.
 
@@ -54,21 +54,21 @@ def outcome(
     """
     _check(costs)
     ranks = len(set(assignment.ipus))
-    if asked == RUNS_TODAY:  # its stages may return to an IPU
-        kind, ipus = KINDS[asked], assignment.ipus
+    if name == RUNS_TODAY:  # its stages may return to an IPU
+        kind, ipus = KINDS[name], assignment.ipus
         words = kind.words
         schedule = kind.make(len(ipus), costs.micro_batches).on(ipus)
-    elif asked in KINDS:
-        kind = KINDS[asked]
+    elif name in KINDS:
+        kind = KINDS[name]
         schedule = kind.make(ranks, costs.micro_batches, chunks)
         words, ipus = kind.words, kind.ipus(ranks, kind.chunks or chunks)
-    elif Path(asked).is_file():
-        schedule, words = read_csv(asked), "as in the file"
+    elif Path(name).is_file():
+        schedule, words = read_csv(name), "as in the file"
         ipus = schedule.ipus
         if schedule.micro_batches != costs.micro_batches:
             costs = replace(costs, micro_batches=schedule.micro_batches)
     else:
-        raise ValueError(f"{asked}: neither a file nor one of {', '.join(KINDS)}")
+        raise ValueError(f"{name}: neither a file nor one of {', '.join(KINDS)}")
     if len(ipus) != len(assignment.ipus):
         assignment = Assignment(even_runs(costs.cycles.work, len(ipus)), ipus)
     else:
@@ -80,7 +80,7 @@ def outcome(
     ]
     stash = np.zeros(max(assignment.ipus) + 1, dtype=np.int64)
     np.add.at(stash, list(assignment.ipus), [stash_bytes(costs, part) for part in parts])
-    own = asked == RUNS_TODAY
+    own = name == RUNS_TODAY
     memory = what_if(costs, assignment).memory if own else verdicts(costs, parts, assignment.ipus)
     return Outcome(
         *(schedule, words, assignment, in_steps(schedule, work), free(schedule, work)),
@@ -153,7 +153,7 @@ def compared(
     report: Report,
     costs: Costs,
     assignment: Assignment,
-    asked: Iterable[str] = tuple(KINDS),
+    names: Iterable[str] = tuple(KINDS),
     chunks: int = 2,
 ) -> tuple[pd.DataFrame, dict[str, Outcome]]:
     """A row a schedule, and the outcomes of those that fit this model.
@@ -167,28 +167,28 @@ def compared(
     now = what_if(costs, assignment).total
     rows: list[dict[str, object]] = []
     outcomes: dict[str, Outcome] = {}
-    for name in asked:
+    for name in names:
         try:
-            one = outcome(report, costs, name, assignment, chunks)
+            result = outcome(report, costs, name, assignment, chunks)
         except ValueError as error:
             rows.append({"schedule": name, "note": str(error)})
             continue
-        outcomes[name] = one
+        outcomes[name] = result
         rows.append(
             {
-                "schedule": one.schedule.name,
-                "words": one.words,
-                "stages": one.schedule.stages,
-                "cycles": one.in_steps.total,
-                "change": one.in_steps.total / now - 1,
-                "free": one.free.total,
-                "free_change": one.free.total / now - 1,
-                "waiting": waiting(one.free, len(one.schedule.ranks)),
-                "ramps": ramps(one.free),
-                "stash": max(one.stash),
-                "fullest_tile": max(verdict.nbytes for verdict in one.memory),
-                "fits": all(verdict.answer is not Answer.OVER for verdict in one.memory),
-                "memory": summary(one.memory),
+                "schedule": result.schedule.name,
+                "words": result.words,
+                "stages": result.schedule.stages,
+                "cycles": result.in_steps.total,
+                "change": result.in_steps.total / now - 1,
+                "free": result.free.total,
+                "free_change": result.free.total / now - 1,
+                "waiting": waiting(result.free, len(result.schedule.ranks)),
+                "ramps": ramps(result.free),
+                "stash": max(result.stash),
+                "fullest_tile": max(verdict.nbytes for verdict in result.memory),
+                "fits": all(verdict.answer is not Answer.OVER for verdict in result.memory),
+                "memory": summary(result.memory),
                 "runs": "yes" if name == RUNS_TODAY else "no",
                 "note": "",
             }

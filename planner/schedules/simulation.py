@@ -103,8 +103,8 @@ def in_steps(schedule: ActionSchedule, work: Work) -> Schedule:
     if schedule.split:
         costs = replace(costs, weights=work.weights)
     else:
-        both = np.add(costs.backward, work.weights).tolist()
-        costs = replace(costs, backward=tuple(both))
+        unsplit = np.add(costs.backward, work.weights).tolist()
+        costs = replace(costs, backward=tuple(unsplit))
     laid_out = schedules.in_steps(costs, order, schedule.micro_batches)
     part = np.zeros_like(laid_out.kind)
     if schedule.split:
@@ -189,11 +189,11 @@ def _laid_out(costs: Costs, columns: np.ndarray, through: int) -> Schedule:
 def sliced(schedule: Schedule, slices: int) -> Schedule:
     """With equal parts of its time as pipeline cycles, for a picture; each in its first phase."""
     edges = np.unique(np.linspace(0, schedule.total, slices + 1).astype(np.int64))
-    of = np.searchsorted(schedule.cycle_start, edges[:-1], side="right") - 1
+    cycles = np.searchsorted(schedule.cycle_start, edges[:-1], side="right") - 1
     return replace(
         schedule,
         cycle=np.searchsorted(edges, schedule.start, side="right") - 1,
-        phases=tuple(schedule.phases[one] for one in of.tolist()),
+        phases=tuple(schedule.phases[one] for one in cycles.tolist()),
         cycle_start=edges[:-1],
         cycle_end=edges[1:],
         slowest_ipu=np.zeros(len(edges) - 1, dtype=np.int64),

@@ -29,40 +29,40 @@ def or_close(costs: Costs, search: Callable[[Costs], Split]) -> Split:
         return search(costs)
     except ValueError as error:
         for step in range(1, _STEPS + 1):
-            found = _with_more(costs, search, ABOVE * step / _STEPS)
-            if found is not None:
-                return found
+            split = _with_more(costs, search, ABOVE * step / _STEPS)
+            if split is not None:
+                return split
         raise error
 
 
 def quicker_if_it_fits(
-    costs: Costs, search: Callable[[Costs], Split], found: Split
+    costs: Costs, search: Callable[[Costs], Split], split: Split
 ) -> Split | None:
-    """A split quicker than ``found`` that is too close to call, or None.
+    """A split quicker than ``split`` that is too close to call, or None.
 
-    It is looked for only where memory is what keeps the slowest stage of ``found`` long.
+    It is looked for only where memory is what keeps the slowest stage of ``split`` long.
     """
-    if UNSURE in found.why or found.lower_bound >= found.least_bottleneck:
+    if UNSURE in split.why or split.lower_bound >= split.least_bottleneck:
         return None
     other = _with_more(costs, search, ABOVE)
-    return other if other and other.prediction.total < found.prediction.total else None
+    return other if other and other.prediction.total < split.prediction.total else None
 
 
 def _with_more(costs: Costs, search: Callable[[Costs], Split], share: float) -> Split | None:
     """What is found with so much more on a tile, where that is not sure to be too much."""
     nbytes = int(costs.machine.bytes_per_tile * (1 + share))
-    roomy = replace(costs.with_tile_bytes(nbytes), too_full=_known_to_be_too_full(costs))
+    roomy = replace(costs.with_tile_bytes(nbytes), too_full=_surely_too_full(costs))
     try:
-        found = search(roomy)
+        split = search(roomy)
     except ValueError:
         return None
-    prediction = what_if(costs, found.prediction.assignment)
+    prediction = what_if(costs, split.prediction.assignment)
     if prediction.problems:
         return None
-    return replace(found, prediction=prediction, why=(UNSURE, *found.why))
+    return replace(split, prediction=prediction, why=(UNSURE, *split.why))
 
 
-def _known_to_be_too_full(costs: Costs) -> frozenset[tuple[tuple[int, int, Choice], ...]]:
+def _surely_too_full(costs: Costs) -> frozenset[tuple[tuple[int, int, Choice], ...]]:
     """The stages of IPUs that do not fit as they were profiled, of which nothing is too close."""
     if not costs.measured:
         return frozenset()

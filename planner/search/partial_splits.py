@@ -52,21 +52,21 @@ class LeastUpdate:
 
 def least_update(
     costs: Costs,
-    known: Assignment,
+    current: Assignment,
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
     bottleneck: int = 0,
 ) -> LeastUpdate:
-    """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
+    """The quickest split found onto the IPUs of ``current`` that fits, with a bound on all others.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks for
     one IPU; ``bottleneck``: a lower bound on the busiest IPU's cycles, over all splits.
     """
-    least = LeastUpdate(known, assignment_cycles(costs, known), 0)
-    most = longest_within(costs, known.ipus, least.total, choices)
-    apart = len(set(known.ipus)) == len(known.ipus)
-    table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
-    search = Search(costs, table, known.ipus, together, bottleneck)
+    least = LeastUpdate(current, assignment_cycles(costs, current), 0)
+    most = longest_within(costs, current.ipus, least.total, choices)
+    apart = len(set(current.ipus)) == len(current.ipus)
+    table = interval_costs(costs, current.ipus, choices, most, together if apart else ())
+    search = Search(costs, table, current.ipus, together, bottleneck)
     ways, cells = MOST_APART // search.stages, table.final.shape[1] * search.stages
     if not search.few(ways):
         ways = max(_WAYS, min(ways, _CELLS // cells))
@@ -189,7 +189,7 @@ class Search:
         again = costs.again_cycles(first, last) if choice.recompute else 0
         return forward + stash, backward + stash + again
 
-    def _of_stage(self, k: int, choice: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    def _stage_cycles(self, k: int, choice: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         forward, backward = (cycles[rows] for cycles in self.cycles[choice])
         if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
             return forward, backward
@@ -224,7 +224,7 @@ class Search:
         behind, link = self.behind[rows], self.link[rows]
         load, update = (np.full_like(link, INFINITE) for _ in range(2))
         for number, fits in enumerate(self.table.fits(k, rows)):
-            forward, backward = self._of_stage(k, number, rows)
+            forward, backward = self._stage_cycles(k, number, rows)
             load = np.where(fits, np.minimum(load, forward + backward), load)
             update = np.where(fits, np.minimum(update, self.updates[number][rows]), update)
         outside = ~self.table.allowed[rows] | (load >= INFINITE)
@@ -244,7 +244,7 @@ class Search:
     def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
         """Where stage k of ``rows`` fits each choice and no other is as good in every respect."""
         allowed = self.table.allowed[rows]
-        lengths = [self._of_stage(k, c, rows) for c in range(len(self.table.choices))]
+        lengths = [self._stage_cycles(k, c, rows) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
         for number, (fits, choice) in enumerate(
             zip(self.table.fits(k, rows), self.table.choices, strict=True)
@@ -268,7 +268,7 @@ class Search:
         for number, usable in enumerate(self._usable(k, rows)):
             row, step = np.nonzero(usable)
             at = first, _ = rows[row], step
-            cycles = (one[row, step] for one in self._of_stage(k, number, rows))
+            cycles = (one[row, step] for one in self._stage_cycles(k, number, rows))
             choice = np.full(len(first), number)
             behind = first + step + 1
             pieces.append((first, behind, choice, *cycles, self.link[at], self.updates[number][at]))
@@ -325,8 +325,8 @@ class Search:
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
-        found = self._least_of(self._splits(rows, steps), least)
-        return replace(found, bound=min(found.total, floor))
+        better = self._least_of(self._splits(rows, steps), least)
+        return replace(better, bound=min(better.total, floor))
 
     def _splits(self, rows: np.ndarray, steps: list[_Ways]) -> ManySplits:
         """The splits of these rows of the last of ``steps``: the ways after each stage."""

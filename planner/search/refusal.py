@@ -55,10 +55,10 @@ def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
         def fullest(k: int, rows: Rows, sizes: list[np.ndarray] = sizes) -> np.ndarray:
             return sizes[k][rows]
 
-        found = least_maximum(fullest, stages)
+        best = least_maximum(fullest, stages)
         # what holds more than the roomy tile has was not all looked at
-        if found is not None and (found[0] <= roomy.machine.bytes_per_tile or more == _ROOM[-1]):
-            return found[1]
+        if best is not None and (best[0] <= roomy.machine.bytes_per_tile or more == _ROOM[-1]):
+            return best[1]
     raise AssertionError  # every split has a fullest tile
 
 
@@ -99,8 +99,8 @@ def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
         )
         changed = replace(near, choices=choices)
         if choices != own and _fits(costs, changed):
-            asked = as_levers(change) if levers else "--recompute choose --offload choose"
-            return f"{words} {_would(costs, changed)} ({asked})"
+            options = as_levers(change) if levers else "--recompute choose --offload choose"
+            return f"{words} {_would(costs, changed)} ({options})"
     more = (*near.ipus, max(near.ipus) + 1)
     if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
         return f"one IPU more {_would(costs, nearest(costs, more))}"
@@ -203,7 +203,7 @@ def does_not_fit(
     if not ends[count - 1]:
         left = ", ".join(costs.names[came + 1 :][:3]) + (", ..." if count - came - 1 > 3 else "")
         return (
-            f"{lead}filled to the brim they reach Block {costs.names[came]}, and {left} is left:"
+            f"{lead}filled to their limit they reach Block {costs.names[came]}, and {left} is left:"
             " use more stages"
         )
     if together:

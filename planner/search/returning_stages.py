@@ -90,7 +90,7 @@ class _Search:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
         # whether an IPU holds stages does not depend on how long a search lets them be
-        self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.known.setdefault(
+        self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.cache.setdefault(
             "fit together", {}
         )
         self._tables: dict[tuple[Choice, bool], IntervalMemory] = {}
@@ -131,9 +131,9 @@ class _Search:
                 left_open = tuple(sorted((*others, (ipu, stages_there)), key=lambda item: item[0]))
             else:
                 worst = max(worst, total)
-            known = _worst(after.get((last + 1, left_open)))
+            shortest = _worst(after.get((last + 1, left_open)))
             if (
-                worst < known
+                worst < shortest
                 and (comes_again or self._whole(stages_there))
                 and self._holds(stages_there, None if comes_again else ipu)
             ):
@@ -186,11 +186,11 @@ class _Search:
 def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, list[list[int]]]:
     """Cycles of a stage by choice (None: the last stage), first Block and number of more Blocks."""
     key = "lengths of stages", choices
-    if key not in costs.known:
+    if key not in costs.cache:
         early, final = cycles_of_intervals(costs, choices, len(costs))
         tables = zip((*choices, None), (*early, final), strict=True)
-        costs.known[key] = {choice: table.tolist() for choice, table in tables}
-    lengths: dict[Choice | None, list[list[int]]] = costs.known[key]
+        costs.cache[key] = {choice: table.tolist() for choice, table in tables}
+    lengths: dict[Choice | None, list[list[int]]] = costs.cache[key]
     return lengths
 
 

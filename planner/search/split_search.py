@@ -118,8 +118,8 @@ def best_split(
         free, least, assignment = _revisiting(costs, where, together, allowed)
     else:
         free, _ = least_bottleneck(costs, wanted, allowed, together, memory=False)
-        least, found = least_bottleneck(costs, wanted, allowed, together, at_least=free)
-        assignment = replace(found, ipus=where)
+        least, assignment = least_bottleneck(costs, wanted, allowed, together, at_least=free)
+        assignment = replace(assignment, ipus=where)
     searched = least_update(costs, assignment, allowed, together, least)
     if searched.bound < searched.total:
         better = _better_neighbours(costs, searched.assignment, together)
@@ -166,9 +166,9 @@ def quickest(
     One stage per IPU, a list in which one IPU returns, or the profiled list; one search for all.
     """
     key = "quickest", tuple(map(tuple, together)), tuple(choices)
-    if key not in costs.known:
-        costs.known[key] = _quickest(costs, together, choices)
-    split: Split = costs.known[key]
+    if key not in costs.cache:
+        costs.cache[key] = _quickest(costs, together, choices)
+    split: Split = costs.cache[key]
     return split
 
 
@@ -406,13 +406,13 @@ def _revisiting(
         raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
     if least is None:
         raise ValueError(f"{lead} fits: all were looked at, or ruled out")
-    found = splits[0][1]
-    if not holds(costs, found):
-        found = _one_that_holds(costs, found, together, choices, least, lead)
-    return free, least, found
+    assignment = splits[0][1]
+    if not holds(costs, assignment):
+        assignment = _one_that_fits(costs, assignment, together, choices, least, lead)
+    return free, least, assignment
 
 
-def _one_that_holds(
+def _one_that_fits(
     costs: Costs,
     like: Assignment,
     together: Sequence[Sequence[int]],
@@ -429,9 +429,9 @@ def _one_that_holds(
     few = search.few(MOST_APART // len(like.ipus))
     unknown = LeastUpdate(like, INFINITE, 0)
     most = MOST_APART // len(like.ipus) if few else _TRIED
-    found = search.run(unknown, most, INFINITE)
-    if found.total < INFINITE:
-        return found.assignment
+    result = search.run(unknown, most, INFINITE)
+    if result.total < INFINITE:
+        return result.assignment
     if few:
         raise ValueError(f"{lead} fits, with the tied weights that pass some of them")
     raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
@@ -452,7 +452,7 @@ def _somewhere(
         least = np.arange(len(ipus))
         starts = np.maximum.accumulate(np.maximum(even - least, 0)) + least
         begin = Assignment(tuple(np.minimum(starts, len(costs) - len(ipus) + least).tolist()), ipus)
-    if not _kept(costs, begin, together) or not _fits(costs, begin, range(len(ipus))):
+    if not _united(costs, begin, together) or not _fits(costs, begin, range(len(ipus))):
         raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
     return begin
 
@@ -485,7 +485,7 @@ def _better_neighbours(
     def first_better(some: list[_Move]) -> tuple[int, Assignment, int] | None:
         """The first of some moves that shortens it, where it leads, and what that takes."""
         ways = [(at, _moved(costs, current, move)) for at, move in enumerate(some)]
-        tried = [(at, one) for at, one in ways if one is not None and _kept(costs, one, together)]
+        tried = [(at, one) for at, one in ways if one is not None and _united(costs, one, together)]
         lengths = cycles_of_assignments(costs, [one for _, one in tried]).tolist()
         for (at, one), length in zip(tried, lengths, strict=True):
             first, last, _ = some[at]
@@ -497,10 +497,10 @@ def _better_neighbours(
     for _ in range(len(costs) * stages if small else _ROUNDS):
         at, before = 0, best
         while at < len(moves):
-            found = first_better(moves[at:])
-            if found is None:
+            better = first_better(moves[at:])
+            if better is None:
                 break
-            within, current, best = found
+            within, current, best = better
             at += within + 1
         if best == before:
             break
@@ -517,7 +517,7 @@ def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | No
     return replace(assignment, starts=tuple(starts[:-1].tolist()))
 
 
-def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
+def _united(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
     stage = assignment.stage_of(len(costs)) if together else []
     return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
 
@@ -531,7 +531,7 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
-    pace = _of_slowest(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
+    pace = _pace(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
     return [*pace, *_what_moves(costs, prediction)]
 
 
@@ -545,7 +545,7 @@ def _in_turns(prediction: Prediction) -> list[str]:
     ]
 
 
-def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+def _pace(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
     """Of a pipeline: what the slowest stage takes, and why no split gets lower."""
     reached = prediction.bottleneck
     largest = int((costs.cycles.work).argmax())
@@ -559,13 +559,13 @@ def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> 
     reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
     if free < least:
         reasons.append(
-            f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles"
+            f"with unlimited memory it would take {free:,}: memory costs {least - free:,} cycles"
         )
     stages = prediction.assignment.stage_of(len(costs))
     if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
         reasons.append(
             f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
-            " cutting inside it would be the way to get lower"
+            " only a cut inside it gets lower"
         )
     return reasons
 
@@ -583,8 +583,8 @@ def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
     if len(before.ipus) == len(prediction.assignment.ipus):
         pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
         moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
-    said = f"moves {listed(moves, _MOST_NAMED)}" if moves else "this is the split that was profiled"
-    return [said]
+    text = f"moves {listed(moves, _MOST_NAMED)}" if moves else "this is the split that was profiled"
+    return [text]
 
 
 def _contiguous(costs: Costs) -> bool:

@@ -161,7 +161,7 @@ def test_a_split_that_only_a_compile_knows_to_fit_is_told_with_its_doubt() -> No
     lines = list(num_ipus._choice_lines(costs, split, 2, ()))
     assert not any("compile to know" in line for line in lines)
     close = Verdict(1, 7, 99, 100, "weights", 50, False)
-    doubtful = replace(split, prediction=replace(split.prediction, known_memory=(close,)))
+    doubtful = replace(split, prediction=replace(split.prediction, given_memory=(close,)))
     lines = list(num_ipus._choice_lines(costs, doubtful, 2, ()))
     assert "memory of IPU 1 is too close to call: compile to know" in lines[1]
     assert "ipu-run --tune 2" in lines[1]

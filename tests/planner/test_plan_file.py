@@ -101,4 +101,4 @@ def test_a_placement_nested_deep_is_an_error_of_every_reader(tmp_path: Path, dep
     with pytest.raises(Error, match=r"no JSON \(it is nested deeper .*ipu-report rebalance"):
         placement_file.load(path)
     with pytest.raises(ValueError, match=r"not a placement file \(it is nested"):
-        split_text._of_file(["a"], str(path))
+        split_text._load(["a"], str(path))

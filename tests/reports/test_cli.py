@@ -558,7 +558,7 @@ def test_whatif_says_what_would_not_compile(runs: Path, capsys: pytest.CaptureFi
         ("B1/B2/B3", "leaves out B4"),
         ("B1/B2/B3/B5", "'B5' is not a Block"),
         ("B1,B2/B2,B3,B4", "'B2' is in stage 0 and in stage 1"),
-        ("B1/B2,B3,B4@x", "'x' is no IPU"),
+        ("B1/B2,B3,B4@x", "'x' is not an IPU"),
     ],
 )
 def test_a_split_that_is_none_is_said(

@@ -119,12 +119,12 @@ def partition_of(table: Table, parts: tuple[int, int, int, int], item_bytes: int
     columns = 2 + 4 * most  # of the gradient: two steps of the extended labels
     extra = whole and not apart
     alpha = WORKERS * alpha_cycles(most, extra)
-    both = WORKERS * gradient_cycles(most, extra)
+    gradient = WORKERS * gradient_cycles(most, extra)
     scores = samples * window * table.classes
     copies = 2 if labels + apart > 1 else 1  # they cannot be added where they lie
     temporary = scores * (item_bytes + copies * PARTIAL_BYTES) + samples * most * 2
     temporary += 4 * samples * (2 * most + whole) * PARTIAL_BYTES
-    halves = TimeStep(alpha, received * PARTIAL_BYTES), TimeStep(both, columns * PARTIAL_BYTES)
+    halves = TimeStep(alpha, received * PARTIAL_BYTES), TimeStep(gradient, columns * PARTIAL_BYTES)
     return Partition(*parts, steps, *halves, scores, temporary)
 
 
@@ -193,8 +193,8 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
         build.hold(name, nbytes, since, done)
     batch, key = table.shape[0], digest("ctc", table.shape, part.tiles)
     losses = Spread(("ctc", 0, key, scores.shape), split_evenly(batch, build.tiles))
-    kept = Spread(("ctc", 0, key, table.shape), apportion(table.elements, used.astype(np.int64)))
-    return build.plan((losses.layout(out.dtype), kept.layout(table.dtype)), note=_said(part))
+    entries = Spread(("ctc", 0, key, table.shape), apportion(table.elements, used.astype(np.int64)))
+    return build.plan((losses.layout(out.dtype), entries.layout(table.dtype)), note=_note(part))
 
 
 @lowering("aten._ctc_loss_backward")
@@ -219,9 +219,9 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     lies = Spread(("ctc", 0, digest("ctc", table.shape, part.tiles), out.shape), elements)
     if part.parts_of_labels > 1:
         kind = Kind("LOG_ADD", PARTIAL_BYTES, PARTIAL_BYTES)
-        held = apportion(out.elements * part.parts_of_labels, copies)
+        partials = apportion(out.elements * part.parts_of_labels, copies)
         together = part.scores // -(-out.shape[1] // part.batch)
-        reduce_partials(build, "add gradients", kind, held, out.elements, together, lies)
+        reduce_partials(build, "add gradients", kind, partials, out.elements, together, lies)
     build.hold("gradients of parts", copies * PARTIAL_BYTES, done, build.next)
     build.map("exp", "exp", elements, out.dtype)
     return build.plan((lies.layout(out.dtype),))
@@ -240,5 +240,5 @@ def _input_elements(part: Partition, out: Operand, tiles: int) -> np.ndarray:
     return np.pad(elements, (0, tiles - len(elements)))
 
 
-def _said(part: Partition) -> str:
+def _note(part: Partition) -> str:
     return f"batch {part.batch}, time {part.time}, labels {part.parts_of_labels}"

@@ -62,12 +62,12 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
     spread = build.linear(out.elements, out.dtype)
     last = spec.operands[-1]
     _bring_rows(build, 0, _rows(first, spread.elements, last.shape[-2]))
-    others = np.minimum(spread.elements, last.elements // max(last.shape[-1], 1)) * last.shape[-1]
+    arriving = np.minimum(spread.elements, last.elements // max(last.shape[-1], 1)) * last.shape[-1]
     if len(spec.operands) > 1:
-        _bring_rows(build, 1, others)
+        _bring_rows(build, 1, arriving)
     else:
-        step = build.fetch("other rows", build.place(0), others, broadcast=True)
-        build.hold("other rows", others * first.item_bytes, step, _END)
+        step = build.fetch("other rows", build.place(0), arriving, broadcast=True)
+        build.hold("other rows", arriving * first.item_bytes, step, _END)
     cycles = pair_cycles(spread.elements, first.shape[-1], first.item_bytes, power)
     kind = f"ipuscope::Distance<{poplar_type(first.dtype)}>"
     build.compute(base_name(spec), kind, cycles, 3 * out.elements * first.shape[-1])
@@ -96,8 +96,8 @@ def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
         else:
             need = np.minimum(spread.elements if index == 1 else pairs, source.elements)
         _bring_rows(build, index, need)
-    held = np.minimum(width, np.maximum(spread.elements, 1))  # a row may be cut between tiles
-    cycles = pair_cycles(pairs, int(held.max()), out.item_bytes, power)
+    per_tile = np.minimum(width, np.maximum(spread.elements, 1))  # a row may be cut between tiles
+    cycles = pair_cycles(pairs, int(per_tile.max()), out.item_bytes, power)
     kind = f"ipuscope::DistanceGrad<{poplar_type(out.dtype)}>"
     build.compute(base_name(spec), kind, cycles, 4 * each * out.elements)
     return build.plan((spread.layout(out.dtype),))

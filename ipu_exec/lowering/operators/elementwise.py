@@ -250,10 +250,10 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
         return False
-    held = spread_of(source, build.tiles).elements
-    nbytes = held * source.item_bytes
+    elements = spread_of(source, build.tiles).elements
+    nbytes = elements * source.item_bytes
     first = build.exchange(f"regroup operand {index}", nbytes, nbytes, messages(nbytes, nbytes, 2))
-    last = build.map(f"transpose operand {index}", "rearrange", held, source.dtype, flops=0)
+    last = build.map(f"transpose operand {index}", "rearrange", elements, source.dtype, flops=0)
     build.hold(f"regrouped operand {index}", nbytes, first, last + 1)
     return True
 
@@ -272,9 +272,9 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
             if _planned_as(lead) == "weight" and _planned_as(source) == "output":
                 # a weight's gradient: its channels are in other groups
                 # ([PL, lib/popops/ScaledAdd.cpp], regroupTensor)
-                held = spread_of(source, build.tiles).elements
+                elements = spread_of(source, build.tiles).elements
                 kind = f"popops::Transpose2D<{poplar_type(source.dtype)}>"
-                cycles = transform_cycles(held * source.item_bytes, _REGROUP_BYTES)
+                cycles = transform_cycles(elements * source.item_bytes, _REGROUP_BYTES)
                 build.compute(f"regroup operand {index}", kind, cycles)
             turned = not spread.run and _innermost(source) != _innermost(lead)
             if turned and _regrouped(build, index, source, lead):

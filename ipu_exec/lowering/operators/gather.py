@@ -72,46 +72,46 @@ def repeated_row(index: Operand) -> int:
     return row
 
 
-def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
+def _send_indices(build: Builder, indices: list[int], part: np.ndarray, copies: int = 1) -> None:
     """Send the indices to every tile with a part of the table; its copies take a part each."""
     for index in indices:
         source = build.place(index)
-        need = np.where(held > 0, ceil_div(distinct(source), copies), 0)
+        need = np.where(part > 0, ceil_div(distinct(source), copies), 0)
         step = build.fetch("indices", source, need, broadcast=True)
         build.hold("indices", need * source.item_bytes, step, _END)
 
 
 def _copies(
-    held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
+    part: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
     """How many copies of a table share its lookups: those of least ``cost`` that fit in memory."""
     # popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
     # halves, 1 for as many rows as lookups and for large tables [PL,
     # tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of
     # 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
-    idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
+    idle = max(1, len(part) // max(1, int(np.count_nonzero(part))))
     room = machine.proportion * machine.target.bytes_per_tile
-    most = max(1, min(len(held), lookups))
+    most = max(1, min(len(part), lookups))
     tried = sorted(
         {min(limit, 2**power) for limit in (idle, most) for power in range(limit.bit_length() + 1)}
     )
     tried = [
-        n for n in tried if n <= idle or (_copied(held, n).max() * item_bytes <= room and n <= most)
+        n for n in tried if n <= idle or (_copied(part, n).max() * item_bytes <= room and n <= most)
     ]
     best, beside = min(tried, key=cost), min((n for n in tried if n <= idle), key=cost)
     return best if 2 * cost(best) <= cost(beside) else beside
 
 
-def _copied(held: np.ndarray, copies: int) -> np.ndarray:
-    """``held`` and its copies on the tiles that follow, or spread evenly if these are too few."""
+def _copied(part: np.ndarray, copies: int) -> np.ndarray:
+    """``part`` and its copies on the tiles that follow, or spread evenly if these are too few."""
     if copies == 1:
-        return held
-    several = np.zeros_like(held)
-    used = np.flatnonzero(held)
-    if len(used) * copies <= len(held):
-        several[(used[0] + np.arange(len(used) * copies)) % len(held)] = np.tile(held[used], copies)
+        return part
+    several = np.zeros_like(part)
+    used = np.flatnonzero(part)
+    if len(used) * copies <= len(part):
+        several[(used[0] + np.arange(len(used) * copies)) % len(part)] = np.tile(part[used], copies)
     else:
-        share = split_evenly(int(held.sum()), len(held) // copies)
+        share = split_evenly(int(part.sum()), len(part) // copies)
         several[: len(share) * copies] = np.tile(share, copies)
     return several
 
@@ -126,27 +126,27 @@ def look_up(
     out = spec.outputs[0]
     assert out is not None
 
-    def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
+    def sliced(elements: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
         """(elements read, cycles) of each tile."""
-        piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
-        gathered = apportion(out.elements, held)
+        piece = np.minimum(elements, row)  # a linear layout keeps a row in one piece where it can
+        gathered = apportion(out.elements, elements)
         hits = np.where(piece > 0, ceil_div(gathered, np.maximum(piece, 1)), 0)
-        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
-        return gathered, slice_cycles(hits, asked, piece * source.item_bytes)
+        per_tile = np.where(elements > 0, ceil_div(lookups, copies), 0)
+        return gathered, slice_cycles(hits, per_tile, piece * source.item_bytes)
 
     def cost(copies: int) -> int:
-        held = _copied(lying.elements, copies)
-        sending = ceil_div(held.max() * source.item_bytes, 4) + PHASE if copies > 1 else 0
-        return int(sliced(held, copies)[1].max() + sending + ceil_div(lookups, copies))
+        elements = _copied(lying.elements, copies)
+        sending = ceil_div(elements.max() * source.item_bytes, 4) + PHASE if copies > 1 else 0
+        return int(sliced(elements, copies)[1].max() + sending + ceil_div(lookups, copies))
 
     copies = _copies(lying.elements, lookups, source.item_bytes, machine, cost)
-    held = _copied(lying.elements, copies)
+    elements = _copied(lying.elements, copies)
     if copies > 1:
-        need = np.maximum(held - lying.elements, 0)
+        need = np.maximum(elements - lying.elements, 0)
         step = build.fetch("copies of the table", source, need, broadcast=True)
         build.hold("copies of the table", need * source.item_bytes, step, _END)
-    _send_indices(build, indices, held, copies)
-    read, cycles = sliced(held, copies)
+    _send_indices(build, indices, elements, copies)
+    read, cycles = sliced(elements, copies)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
     step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
     build.hold("found rows", read * source.item_bytes, step, step + 1)
@@ -177,16 +177,16 @@ class _Updates:
     moved: int  # elements of all rows
     item_bytes: int
 
-    def arriving(self, held: np.ndarray) -> np.ndarray:
+    def arriving(self, elements: np.ndarray) -> np.ndarray:
         """Elements that arrive at each tile."""
-        return apportion(self.moved, held)
+        return apportion(self.moved, elements)
 
-    def cycles(self, held: np.ndarray, copies: int) -> np.ndarray:
+    def cycles(self, elements: np.ndarray, copies: int) -> np.ndarray:
         """Of each tile, where ``copies`` of the result share the lookups."""
-        piece = np.minimum(held, self.row)
-        hits = np.where(piece > 0, ceil_div(self.arriving(held), np.maximum(piece, 1)), 0)
-        looked_at = np.where(held > 0, ceil_div(self.lookups, copies), 0)
-        return update_cycles(hits, looked_at, piece, self.item_bytes)
+        piece = np.minimum(elements, self.row)
+        hits = np.where(piece > 0, ceil_div(self.arriving(elements), np.maximum(piece, 1)), 0)
+        lookups = np.where(elements > 0, ceil_div(self.lookups, copies), 0)
+        return update_cycles(hits, lookups, piece, self.item_bytes)
 
     def adding_up(self, copies: int) -> np.ndarray:
         """Cycles to add up what the copies have gathered, where the result lies."""
@@ -194,14 +194,14 @@ class _Updates:
 
     def total(self, copies: int) -> int:
         """Cycles with that many copies of the result: reading, adding, and adding up."""
-        held = _copied(self.result, copies)
-        reading = ceil_div(self.arriving(held).max() * self.item_bytes, 4)
+        elements = _copied(self.result, copies)
+        reading = ceil_div(self.arriving(elements).max() * self.item_bytes, 4)
         reading = reading + ceil_div(self.lookups, copies)
         adding_up = 0
         if copies > 1:
             partials = self.result.max() * copies * self.item_bytes
             adding_up = self.adding_up(copies).max() + ceil_div(partials, 4) + PHASE
-        return int(self.cycles(held, copies).max() + reading + adding_up)
+        return int(self.cycles(elements, copies).max() + reading + adding_up)
 
 
 def update(
@@ -232,19 +232,19 @@ def update(
     copies = 1
     if adds or name in ("scatter", "scatter_"):
         copies = _copies(spread.elements, lookups, out.item_bytes, machine, updates.total)
-    held = _copied(spread.elements, copies)
+    elements = _copied(spread.elements, copies)
     if copies > 1:
-        step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
-        build.hold("copies of the result", held * out.item_bytes, step, _END)
-    _send_indices(build, indices, held, copies)
+        step = build.map(f"{name}/zero copies", "fill", elements, out.dtype, flops=0)
+        build.hold("copies of the result", elements * out.item_bytes, step, _END)
+    _send_indices(build, indices, elements, copies)
     if values is not None:
-        source, arriving = build.place(values), updates.arriving(held)
+        source, arriving = build.place(values), updates.arriving(elements)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
-    build.compute(f"{name}/update", kind, updates.cycles(held, copies), moved)
+    build.compute(f"{name}/update", kind, updates.cycles(elements, copies), moved)
     if copies > 1:
-        _add_up_copies(build, updates, held, copies, out, adds)
+        _add_up_copies(build, updates, elements, copies, out, adds)
     note = f"{copies} copies" if copies > 1 else ""
     return build.plan((spread.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
 
@@ -271,18 +271,18 @@ def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
 
 
 def _add_up_copies(
-    build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
+    build: Builder, updates: _Updates, on_tiles: np.ndarray, copies: int, out: Operand, adds: bool
 ) -> None:
     """Bring a result's copies to where it lies; where elements are written, marks say which."""
     name, elements = base_name(build.spec), updates.result
     partials = elements * copies * out.item_bytes
-    step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
+    step = build.exchange(f"{name}/partials", partials, on_tiles * out.item_bytes)
     build.hold("partials", partials, step, step + 1)
     kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
     cycles, flops = updates.adding_up(copies), int(elements.sum()) * copies
     build.compute(f"{name}/add up", kind, cycles, flops)
     if not adds:
-        build.exchange(f"{name}/marks", elements * copies, held)
+        build.exchange(f"{name}/marks", elements * copies, on_tiles)
         build.compute(f"{name}/marked", kind, cycles, flops)
         build.map(f"{name}/take marked", "select", elements, out.dtype)
 
@@ -303,13 +303,13 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     table, indices, out = build.place(0), spec.operands[1], spec.outputs[0]
     assert out is not None
     row = table.shape[-1]
-    held = spread_of(table, machine.tiles).elements
-    _send_indices(build, [1], held)
-    piece = np.minimum(held, row)
-    updates = apportion(indices.elements * row, held)
+    elements = spread_of(table, machine.tiles).elements
+    _send_indices(build, [1], elements)
+    piece = np.minimum(elements, row)
+    updates = apportion(indices.elements * row, elements)
     hits = np.where(piece > 0, ceil_div(updates, np.maximum(piece, 1)), 0)
-    asked = np.where(held > 0, indices.elements, 0)
-    cycles = slice_cycles(hits, asked, piece * table.item_bytes)
+    lookups = np.where(elements > 0, indices.elements, 0)
+    cycles = slice_cycles(hits, lookups, piece * table.item_bytes)
     step = build.compute("slice", f"popops::MultiSlice<{poplar_type(table.dtype)}>", cycles)
     build.hold("found rows", updates * table.item_bytes, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
@@ -356,17 +356,17 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
         spec.outputs[0],
     )
     assert out is not None
-    row, held = table.shape[-1], spread_of(table, machine.tiles).elements
-    _send_indices(build, [2], held)
+    row, elements = table.shape[-1], spread_of(table, machine.tiles).elements
+    _send_indices(build, [2], elements)
     spread = build.linear(out.elements, out.dtype)
     need = apportion(indices.elements * row, spread.elements)
-    gathered = apportion(indices.elements * row, held)
-    asked = np.where(held > 0, indices.elements, 0)
+    gathered = apportion(indices.elements * row, elements)
+    lookups = np.where(elements > 0, indices.elements, 0)
     hits = ceil_div(gathered, row)
     build.compute(
         "slice",
         "popops::MultiSlice<float>",
-        slice_cycles(hits, asked, held * 0 + row * table.item_bytes),
+        slice_cycles(hits, lookups, elements * 0 + row * table.item_bytes),
     )
     for name, source, sent in (
         ("rows", table, gathered),
@@ -494,8 +494,8 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     edges = build.place(bins)
     if values is not None and values.elements == out.elements:
-        source, held = build.lead(data)
-        spread = Spread(result_key(held, source, out), held.elements)
+        source, lead = build.lead(data)
+        spread = Spread(result_key(lead, source, out), lead.elements)
     else:
         spread = build.linear(out.elements, out.dtype)
     row = edges.shape[-1] if edges.shape else 1

@@ -45,25 +45,25 @@ def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
     vector = max(1, VECTOR_BYTES // scores.item_bytes)
     vectors = ceil(target.elements / vector)
-    of_tile = ceil(vectors / build.tiles) * vector
-    groups = ceil(target.elements / of_tile)
+    per_tile = ceil(vectors / build.tiles) * vector
+    groups = ceil(target.elements / per_tile)
     shared = max(1, build.tiles // groups)
     width = max(ceil(ceil(classes / vector) / shared), LEAST_VECTORS) * vector
     used = min(build.tiles, groups * ceil(classes / width))
     start = digest("one hot", target.elements, classes) % build.tiles
     places = (start + np.arange(used)) % build.tiles
-    held, labels = np.zeros(build.tiles, np.int64), np.zeros(build.tiles, np.int64)
-    held[places] = split_evenly(scores.elements, used)
-    labels[places] = np.minimum(of_tile, target.elements)
+    elements, labels = np.zeros(build.tiles, np.int64), np.zeros(build.tiles, np.int64)
+    elements[places] = split_evenly(scores.elements, used)
+    labels[places] = np.minimum(per_tile, target.elements)
     step = build.fetch("targets", target, labels, broadcast=True)
     build.hold("targets", labels * target.item_bytes, step, build.next + 1)
-    build.map("zero", "fill", held, scores.dtype, flops=0)
+    build.map("zero", "fill", elements, scores.dtype, flops=0)
     kind = f"popops::EncodeOneHot<int,{poplar_type(scores.dtype)}>"
     cycles = np.where(labels > 0, WORKERS * ENCODED * labels, 0)
     build.compute("encode", kind, cycles, int(labels.sum()))
     nbytes = spread.elements * scores.item_bytes
-    moved = build.exchange("one-hot", nbytes, held * scores.item_bytes)
-    build.hold("encoded", held * scores.item_bytes, step + 1, moved)
+    moved = build.exchange("one-hot", nbytes, elements * scores.item_bytes)
+    build.hold("encoded", elements * scores.item_bytes, step + 1, moved)
     build.hold("one-hot", nbytes, moved, _END)
 
 

@@ -106,17 +106,17 @@ def _forward(
     layouts: list[Layout | None] = [
         Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
     ]
-    for other in spec.outputs[1:]:
-        if other is None or other.elements == 0:
+    for statistic in spec.outputs[1:]:
+        if statistic is None or statistic.elements == 0:
             layouts.append(
                 None
-                if other is None
-                else build.linear(other.elements, other.dtype).layout(other.dtype)
+                if statistic is None
+                else build.linear(statistic.elements, statistic.dtype).layout(statistic.dtype)
             )
             continue
-        same = other.elements == int(statistics.elements.sum())
-        lies_there = statistics if same else build.linear(other.elements, other.dtype)
-        layouts.append(lies_there.layout(other.dtype))
+        same = statistic.elements == int(statistics.elements.sum())
+        lies_there = statistics if same else build.linear(statistic.elements, statistic.dtype)
+        layouts.append(lies_there.layout(statistic.dtype))
     return build.plan(tuple(layouts))
 
 

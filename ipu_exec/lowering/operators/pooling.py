@@ -157,14 +157,14 @@ def _best_split(
     extents = (pooling.batch, groups, *pooling.field)
     tried = [_splits(n, _TRIED if len(pooling.field) < 3 else _TRIED // 2) for n in extents]
     grid = np.meshgrid(*tried, indexing="ij", sparse=True)
-    batch, held, *field = (ceil_div(n, s) for n, s in zip(extents, grid, strict=True))
-    parts = batch, held * group, tuple(field)
+    batch, own_groups, *field = (ceil_div(n, s) for n, s in zip(extents, grid, strict=True))
+    parts = batch, own_groups * group, tuple(field)
     cycles = pooling_cycles(pooling, parts, group, planned=True)
     own = (batch, *field)
     for dim, extent in enumerate((pooling.batch, *pooling.field)):
         fewer = list(own)  # the smaller of uneven parts may take longer
         fewer[dim] = np.where(extent % own[dim], own[dim] - 1, own[dim])
-        uneven = fewer[0], held * group, tuple(fewer[1:])
+        uneven = fewer[0], own_groups * group, tuple(fewer[1:])
         cycles = np.maximum(cycles, pooling_cycles(pooling, uneven, group, planned=True))
     nbytes = _planned_elements(pooling, parts) * item_bytes
     cycles = cycles + nbytes // 4 + (nbytes // 4 if group != there else 0)

@@ -71,8 +71,8 @@ def _stages(
     distinct, where = np.unique(pairs, axis=1, return_inverse=True)
     nothing = OnTile(0, vertices=0)
     each = [what(int(n), int(m), kind) if n > 0 and m > 0 else nothing for n, m in distinct.T]
-    found = np.array(each, np.int64).reshape(-1, len(nothing))[np.ravel(where)]
-    return Stages(*(column.reshape(np.shape(counts)) for column in found.T))
+    rows = np.array(each, np.int64).reshape(-1, len(nothing))[np.ravel(where)]
+    return Stages(*(column.reshape(np.shape(counts)) for column in rows.T))
 
 
 def reduce_cycles(
@@ -164,35 +164,35 @@ def reduce_partials(
     build: Builder,
     name: str,
     kind: Kind,
-    held: np.ndarray,
+    partials: np.ndarray,
     outputs: int,
     width: int,
     wanted: Spread | None = None,
 ) -> Spread:
-    """Append the stages that reduce what tiles ``held``, ``width`` outputs together on a tile.
+    """Append the stages that reduce tiles' ``partials``, ``width`` outputs together on a tile.
 
     ``wanted``: where the outputs have to lie; where that costs more than all tiles do, they are
     reduced by all and brought there ([PL, lib/popops/reduction/ReductionPlan.cpp],
     shouldReduceAtDestination). Returns how the outputs lie.
     """
     stage = 1
-    while _one_more_stage(held, outputs, build.tiles):
-        held = _between(build, f"{name}/stage {stage}", kind, held, outputs, width)
+    while _one_more_stage(partials, outputs, build.tiles):
+        partials = _between(build, f"{name}/stage {stage}", kind, partials, outputs, width)
         kind, stage = kind.again, stage + 1
     last = output_spread(outputs, build.tiles, kind.item_bytes)
-    if wanted is not None and _reduced_there(kind, held, outputs, wanted):
+    if wanted is not None and _reduced_there(kind, partials, outputs, wanted):
         last = wanted
-    _to_outputs(build, f"{name}/stage {stage}", kind, held, last.elements, width)
+    _to_outputs(build, f"{name}/stage {stage}", kind, partials, last.elements, width)
     if wanted is not None and last is not wanted:
         arriving, sent = (one.elements * kind.result_bytes for one in (wanted, last))
         build.exchange(f"{name}/to outputs", arriving, sent)
     return wanted or last
 
 
-def _reduced_there(kind: Kind, held: np.ndarray, outputs: int, wanted: Spread) -> bool:
+def _reduced_there(kind: Kind, partials: np.ndarray, outputs: int, wanted: Spread) -> bool:
     """Whether poplibs expects less of reducing where the outputs are wanted than on all tiles."""
     # as there, partials count whole on the way to all tiles, once to where they are wanted
-    tiles, sources = len(held), -(-int(held.sum()) // outputs)
+    tiles, sources = len(partials), -(-int(partials.sum()) // outputs)
     there, words = int(wanted.elements.max()), max(1, 4 // kind.item_bytes)
     every = -(-outputs // (_BALANCED_GRAIN * tiles)) * _BALANCED_GRAIN
     at_once = kind.vector
@@ -213,29 +213,29 @@ def _compute(build: Builder, name: str, kind: Kind, stages: Stages, flops: int) 
         build.hold(f"{name}/worker partials", stages.between * kind.result_bytes, first, last)
 
 
-def _one_more_stage(held: np.ndarray, outputs: int, tiles: int) -> bool:
+def _one_more_stage(partials: np.ndarray, outputs: int, tiles: int) -> bool:
     """Whether partials are too many to be reduced where the outputs lie (calculateNextStep)."""
-    total = int(held.sum())
+    total = int(partials.sum())
     sources = total / outputs
-    spread_out = np.count_nonzero(held) > tiles * 3 // 4
+    spread_out = np.count_nonzero(partials) > tiles * 3 // 4
     if sources < 2 * sqrt(tiles) and spread_out:
         return False
     return total > outputs * _MORE_STAGES
 
 
 def _between(
-    build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: int, width: int
+    build: Builder, name: str, kind: Kind, partials: np.ndarray, outputs: int, width: int
 ) -> np.ndarray:
     """Append a stage whose results are partials again; returns how many each tile has."""
     # outputs are cut into columns of grains, each column's sources into blocks (calculateSplit)
-    total, tiles = int(held.sum()), build.tiles
+    total, tiles = int(partials.sum()), build.tiles
     blocks = Blocks.of(total, outputs, width, kind, tiles)
     used, each = min(tiles, blocks.count), -(-blocks.count // tiles)
     start = digest("between", outputs, used) % tiles
     made = np.zeros(tiles, np.int64)
     made[(start + np.arange(used)) % tiles] = split_evenly(outputs * blocks.high, used)
     arriving = apportion(total, made)
-    step = _gather(build, name, kind, held, arriving, np.where(made > 0, blocks.columns, 0))
+    step = _gather(build, name, kind, partials, arriving, np.where(made > 0, blocks.columns, 0))
     on_one = in_blocks(blocks.rows, blocks.columns, each, kind)
     stages = Stages(*(np.where(made > 0, one, 0) for one in on_one))
     _compute(build, name, kind, stages, int(arriving.sum() - made.sum()))
@@ -279,22 +279,22 @@ def _gather(
     build: Builder,
     name: str,
     kind: Kind,
-    held: np.ndarray,
+    partials: np.ndarray,
     arriving: np.ndarray,
     width: np.ndarray,
 ) -> int:
     """Append the exchange of partials: ``width`` of a tile's outputs come from a tile at once."""
-    pieces = np.minimum(ceil_div(arriving, np.maximum(width, 1)), len(held))
-    nbytes = arriving * kind.item_bytes, held * kind.item_bytes
+    pieces = np.minimum(ceil_div(arriving, np.maximum(width, 1)), len(partials))
+    nbytes = arriving * kind.item_bytes, partials * kind.item_bytes
     return build.exchange(f"{name}/exchange", *nbytes, pieces)
 
 
 def _to_outputs(
-    build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: np.ndarray, width: int
+    build: Builder, name: str, kind: Kind, partials: np.ndarray, outputs: np.ndarray, width: int
 ) -> None:
     """Append the last stage: partials go to the tiles of ``outputs``."""
-    arriving = apportion(int(held.sum()), outputs)
-    step = _gather(build, name, kind, held, arriving, np.minimum(outputs, width))
+    arriving = apportion(int(partials.sum()), outputs)
+    step = _gather(build, name, kind, partials, arriving, np.minimum(outputs, width))
     if width == 1:
         rows = ceil_div(arriving, np.maximum(outputs, 1))
         stages = _stages(rows, outputs, kind, single)

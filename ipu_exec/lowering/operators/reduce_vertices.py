@@ -118,8 +118,8 @@ def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> OnTil
     parts = 1 if pieces >= WORKERS else row_splits(rows, columns, pieces, kind)
     part = ceil(rows / parts)
 
-    def cycles(rows: int, of: Kind) -> int:
-        return continuous(rows, 1, of) if alone else strided(rows, columns, of)
+    def cycles(rows: int, input_kind: Kind) -> int:
+        return continuous(rows, 1, input_kind) if alone else strided(rows, columns, input_kind)
 
     first = WORKERS * cycles(part, kind)
     if parts == 1:

@@ -117,17 +117,19 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     where = build.spread(1)
     for kind in ("mul_scalar", "add_scalar", "round", "sub_"):
         build.map(f"coordinates/{kind}", kind, where.elements, grid.dtype)
-    held = spread_of(source, machine.tiles).elements
+    elements = spread_of(source, machine.tiles).elements
     # a tile holds a part of one sample's channels: only that sample's points concern it
-    asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
-    step = build.exchange("coordinates", asked * 4, apportion(points * corners, where.elements) * 4)
-    build.hold("coordinates", asked * 4, step, step + 1)
+    lookups = np.where(elements > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
+    step = build.exchange(
+        "coordinates", lookups * 4, apportion(points * corners, where.elements) * 4
+    )
+    build.hold("coordinates", lookups * 4, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
-    gathered = apportion(out.elements * corners, held)
+    gathered = apportion(out.elements * corners, elements)
     build.compute(
         "pick",
         "popops::MultiSlice<float>",
-        slice_cycles(gathered, np.maximum(asked, gathered), held * 0 + 4),
+        slice_cycles(gathered, np.maximum(lookups, gathered), elements * 0 + 4),
     )
     build.hold("corners", gathered * source.item_bytes, build.next - 1, build.next)
     arriving = spread.elements * corners * source.item_bytes
@@ -147,12 +149,12 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     source, grid = build.place(1), build.place(2)
     corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
     grad, spread = build.lead(0)
-    held = spread_of(source, machine.tiles).elements
-    asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
-    step = build.exchange("coordinates", asked * 4, spread_of(grid, machine.tiles).elements * 4)
-    build.hold("coordinates", asked * 4, step, _END)
+    elements = spread_of(source, machine.tiles).elements
+    lookups = np.where(elements > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
+    step = build.exchange("coordinates", lookups * 4, spread_of(grid, machine.tiles).elements * 4)
+    build.hold("coordinates", lookups * 4, step, _END)
     layouts: list[Layout | None] = [None, None]
-    moved = apportion(grad.elements * corners, held)
+    moved = apportion(grad.elements * corners, elements)
     into, over = spec.outputs
     if into is not None:
         build.map("weigh", "mul", spread.elements * corners, grad.dtype)
@@ -160,7 +162,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
         step = build.exchange("weighed", moved * grad.item_bytes, sent)
         build.hold("weighed", moved * grad.item_bytes, step, step + 1)
         cycles = update_cycles(
-            moved, np.maximum(asked, moved), np.minimum(held, 1), into.item_bytes
+            moved, np.maximum(lookups, moved), np.minimum(elements, 1), into.item_bytes
         )
         build.compute("add", "popops::MultiUpdateAdd<float,int>", cycles, grad.elements * corners)
         layouts[0] = spread_of(source, machine.tiles).layout(into.dtype)
@@ -168,7 +170,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.compute(
             "pick",
             "popops::MultiSlice<float>",
-            slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4),
+            slice_cycles(moved, np.maximum(lookups, moved), elements * 0 + 4),
         )
         arriving = spread.elements * corners * source.item_bytes
         step = build.exchange("corners", arriving, moved * source.item_bytes)

@@ -34,12 +34,12 @@ KEPT = {LSTM: 6, GRU: 4}
 
 def repeat(build: Builder, first: int, times: int) -> None:
     """Run the steps from ``first`` on ``times`` times in all, with the memory that they hold."""
-    body, held = build.steps[first:], [t for t in build.temporaries if t.first >= first]
+    body, temporaries = build.steps[first:], [t for t in build.temporaries if t.first >= first]
     for turn in range(1, times):
         shift = turn * len(body)
         build.steps += body
         build.temporaries += [
-            replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in held
+            replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in temporaries
         ]
 
 
@@ -173,7 +173,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     batch = data.elements // steps // data.shape[-1]
     source, dtype = build.place(0), data.dtype
     inputs = data.shape[-1]
-    one = row_major(
+    step_input = row_major(
         (batch, inputs), dtype, build.linear(batch * inputs, dtype).layout(dtype), source.role
     )
     states = build.linear(batch * hidden, dtype)
@@ -181,10 +181,10 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     products: list[tuple[str, Operand, Operand]] = []
     columns = gates * hidden
     if gates == 4:  # one product of inputs and state with both weights
-        both = _beside(build, batch, (one, state), inputs + hidden)
-        products.append(("units", both, _kernel(build, "units", both, (1, 2), columns)))
+        joined = _beside(build, batch, (step_input, state), inputs + hidden)
+        products.append(("units", joined, _kernel(build, "units", joined, (1, 2), columns)))
     else:
-        products.append(("inputs", one, _kernel(build, "inputs", one, (1,), columns)))
+        products.append(("inputs", step_input, _kernel(build, "inputs", step_input, (1,), columns)))
         products.append(("recurrent", state, _kernel(build, "recurrent", state, (2,), columns)))
     first = build.next
     # a time step's inputs, of the copy that is cut into time steps
@@ -277,9 +277,9 @@ def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) ->
     weights = _weights_beside(build, (w_in, w_rec)) if sizes.gates == LSTM else w_rec
     first = build.next
     if sizes.gates > 1:
-        kept = states * KEPT[sizes.gates] * sizes.item_bytes
-        step = build.compute("slice what the forward kept", sizes.slice, slice_cycles(kept))
-        build.hold("what the forward kept", kept, step, _END)
+        saved = states * KEPT[sizes.gates] * sizes.item_bytes
+        step = build.compute("slice what the forward kept", sizes.slice, slice_cycles(saved))
+        build.hold("what the forward kept", saved, step, _END)
     _cell_gradient(build, states, sizes.gates, sizes.dtype)
     product = build.next
     _, done = _product(build, "grad recurrent", grad, weights)
@@ -372,13 +372,13 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     else:
         of_w_in, of_w_rec = _weights_at_once(build, sizes, x, grads)
     bias = reduce_over(build, grads, every, (0,), "ADD", "grad bias").spread
-    known = {0: of_inputs, 1: of_w_in, 2: of_w_rec, 3: bias, 4: bias}
+    spreads = {0: of_inputs, 1: of_w_in, 2: of_w_rec, 3: bias, 4: bias}
     layouts: list[Layout | None] = []
     for position, out in enumerate(spec.outputs):
         if out is None:
             layouts.append(None)
-        elif position in known and int(known[position].elements.sum()) == out.elements:
-            layouts.append(known[position].layout(out.dtype))
+        elif position in spreads and int(spreads[position].elements.sum()) == out.elements:
+            layouts.append(spreads[position].layout(out.dtype))
         else:
             layouts.append(build.linear(out.elements, out.dtype).layout(out.dtype))
     return build.plan(tuple(layouts), constants=worklists, note=f"{steps} steps")

@@ -145,8 +145,8 @@ def conv_1x1_cycles(
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
     """Worker cycles for an n x 1 row segment without its 3 of overhead (docs/cycles.md#amp-nx1)."""
-    one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
-    return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
+    single, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
+    return np.select([length <= 0, length == 1, length == 2], [17, single, two], more)
 
 
 def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:

@@ -84,8 +84,8 @@ def blocks_to_turn(
     inputs, outputs = gcd(grain, layer.inputs), gcd(grain, layer.outputs)
     if min(inputs, outputs) == 1:
         return None
-    held = spread_of(weights, machine.tiles).elements
-    return Blocks(outputs, inputs, ceil_div(held, inputs * outputs))
+    elements = spread_of(weights, machine.tiles).elements
+    return Blocks(outputs, inputs, ceil_div(elements, inputs * outputs))
 
 
 def view_strides(operand: Operand, transposed: bool) -> tuple[int, int]:
@@ -165,11 +165,11 @@ def _best_grid(
     groups = ceil_div(layer.groups, g)
     outputs = ceil_div(ceil_div(layer.outputs, grain), o) * grain
     inputs = ceil_div(ceil_div(layer.inputs, grain), i) * grain
-    one = np.ones_like(g)
-    batch = layer.batch * one
-    forward = _Pass(problems[0], vertices.method, (o, one, i), (outputs, batch, inputs))
-    backward = _Pass(problems[1], vertices.method, (i, one, o), (inputs, batch, outputs))
-    update = _Pass(problems[2], vertices.update_method, (o, i, one), (outputs, inputs, batch))
+    ones = np.ones_like(g)
+    batch = layer.batch * ones
+    forward = _Pass(problems[0], vertices.method, (o, ones, i), (outputs, batch, inputs))
+    backward = _Pass(problems[1], vertices.method, (i, ones, o), (inputs, batch, outputs))
+    update = _Pass(problems[2], vertices.update_method, (o, i, ones), (outputs, inputs, batch))
     total, most = np.zeros(g.shape), np.zeros(g.shape)
     for each in (forward, backward, update):
         cycles, temporary = each.estimate(machine, dtype, g, groups)
@@ -210,9 +210,9 @@ class _Pass:
         """(cycles, bytes of temporaries on the fullest tile)."""
         unit = unit_for(self.problem, machine, dtype)
         grain_in, grain_out = grains(self.problem, unit, self.method, 1)
-        one = np.ones_like(groups)
+        ones = np.ones_like(groups)
         field, results, depth = self.sizes
-        rows, width = (one, field) if self.method == "hmac" else (field, one)
+        rows, width = (ones, field) if self.method == "hmac" else (field, ones)
         candidates = Candidates(
             method=self.method,
             height=1,
@@ -226,7 +226,7 @@ class _Pass:
             outs=ceil_div(results, grain_out) * grain_out,
             groups=groups,
             group_parts=group_parts,
-            kernel_parts=one,
+            kernel_parts=ones,
         )
         return estimate(self.problem, machine, unit, candidates)
 

@@ -185,14 +185,14 @@ def turn_on_grid(
     build: Builder, name: str, weights: Operand, blocks: transposed_weights.Blocks | None
 ) -> None:
     """Append the transposition of weights that stay on their tiles."""
-    held = spread_of(weights, build.tiles).elements * weights.item_bytes
+    nbytes = spread_of(weights, build.tiles).elements * weights.item_bytes
     if blocks is None:
-        vertex, cycles = "poplar_rt::Memcpy64BitSupervisor", transform_cycles(held, 2)
+        vertex, cycles = "poplar_rt::Memcpy64BitSupervisor", transform_cycles(nbytes, 2)
     else:
         vertex = f"popops::Transpose2D<{poplar_type(weights.dtype)}>"
         cycles = blocks.cycles(weights.item_bytes)
     step = build.compute(f"{name}/transpose weights", vertex, cycles)
-    build.hold(f"{name}/transposed weights", held, step, 1 << 30)
+    build.hold(f"{name}/transposed weights", nbytes, step, 1 << 30)
 
 
 def _with_turned_weights(
@@ -214,11 +214,11 @@ def _with_turned_weights(
         (one.problem, search(one.problem, build.machine, dtype, (one.method,)))
         for one in (forward, way)
     ]
-    found = transposed_weights.find(build.machine, dtype, *plans)
-    if found is None:
+    blocks = transposed_weights.find(build.machine, dtype, *plans)
+    if blocks is None:
         return sides
     # its channels are together now, whichever way it was stored
-    right = transposed_weights.transpose(build, name, weights, found)
+    right = transposed_weights.transpose(build, name, weights, blocks)
     return replace(sides, right=right, right_k_stride=1)
 
 

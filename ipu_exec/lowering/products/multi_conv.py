@@ -42,8 +42,8 @@ def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
     ]
     shares = share_tiles(specs, machines, settings["reserved_tiles"], settings["back_off"])
     plans, notes, first = [], [], 0
-    for one, on, tiles in zip(specs, machines, shares, strict=True):
-        plans.append(_plan(one, replace(on, first=first, part=tiles)))
+    for conv, on, tiles in zip(specs, machines, shares, strict=True):
+        plans.append(_plan(conv, replace(on, first=first, part=tiles)))
         notes.append(f"tiles {first}-{first + tiles - 1}: {plans[-1].note}")
         first += tiles
     return _merge(specs, plans, "; ".join(notes))
@@ -124,8 +124,8 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
     temporaries, wishes, outputs, last_reads, at = [], [], [], [], 0
     for spec, plan, place in zip(specs, plans, places, strict=True):
         temporaries += [
-            replace(held, first=place[held.first], last=place[held.last])
-            for held in plan.temporaries
+            replace(temporary, first=place[temporary.first], last=place[temporary.last])
+            for temporary in plan.temporaries
         ]
         wishes += [(at + index, layout) for index, layout in plan.input_layouts]
         outputs += list(plan.output_layouts)

@@ -82,7 +82,7 @@ def reduce_partials(
             becomes_result=partial == unit.item_bytes and splits.serial == 1,
         )
         return
-    depth, held, since = splits.depth, padded, convolve
+    depth, elements, since = splits.depth, padded, convolve
     radices = amp.reduction_stages(splits.depth)
     for stage, radix in enumerate(radices):
         left = -(-depth // radix)
@@ -92,7 +92,7 @@ def reduce_partials(
         step = build.exchange(
             f"{name}/exchange",
             (arriving + summed) * partial,
-            held * partial,
+            elements * partial,
             np.where(arriving > 0, radix - 1, 0),
         )
         build.compute(
@@ -102,6 +102,6 @@ def reduce_partials(
             int(arriving.sum()),
         )
         done = build.next - 1
-        build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
+        build.hold(f"{name}/partials", elements * partial, since, done, interleaved=True)
         build.hold(f"{name}/arriving partials", arriving * partial, step, done)
-        held, depth, since = summed, left, done
+        elements, depth, since = summed, left, done

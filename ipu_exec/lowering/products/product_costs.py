@@ -200,14 +200,14 @@ def _finishing_cycles(
     cast = costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0
     cycles = partials / 4 + np.where(depth == 1, cast, 0)
     radices = amp.reduction_radices(machine.tiles)[depth]
-    held, left = partials // unit.partial_bytes, depth
+    elements, left = partials // unit.partial_bytes, depth
     for stage, radix in enumerate(radices.T):
-        cycles += np.where((radix > 1) & (stage > 0), held * unit.partial_bytes / 4, 0)
+        cycles += np.where((radix > 1) & (stage > 0), elements * unit.partial_bytes / 4, 0)
         left = ceil_div(left, radix)
-        held = ceil_div(held, radix)
+        elements = ceil_div(elements, radix)
         for out_bytes, here in ((unit.item_bytes, left == 1), (unit.partial_bytes, left > 1)):
             cycles += amp.reduce_partials_cycles(
-                held,
+                elements,
                 np.where(here, radix, 1),
                 unit.partial_bytes,
                 out_bytes,

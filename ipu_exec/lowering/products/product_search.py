@@ -63,11 +63,11 @@ def _best(
     heights = (4, 2, 1) if method == "nx1" and problem.kernel[0] > 1 else (1,)
     if method == "nx1" and problem.in_channels % unit.in_group == 0:
         heights = (1,)  # nothing is padded that kernel rows could take the place of
-    found: list[Splits] = []
+    candidates: list[Splits] = []
     for height in heights:
-        bound = min((splits.cycles for splits in found), default=np.inf)
-        found += _best_of(problem, machine, unit, (method, height, serial), (allowed, bound))
-    return found
+        bound = min((splits.cycles for splits in candidates), default=np.inf)
+        candidates += _best_of(problem, machine, unit, (method, height, serial), (allowed, bound))
+    return candidates
 
 
 def _best_of(

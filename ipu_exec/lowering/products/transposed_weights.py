@@ -71,10 +71,10 @@ def find(
             quick = (FAST if fast else 1) / (1 if width == outs else SCATTERED)
             if quick * splits.tiles <= best_score:
                 continue
-            found = Blocks(width, size, _counts(machine, dtype, forward, width, size))
-            score = quick * int(np.count_nonzero(found.count))
+            blocks = Blocks(width, size, _counts(machine, dtype, forward, width, size))
+            score = quick * int(np.count_nonzero(blocks.count))
             if score > best_score:
-                best, best_score = found, score
+                best, best_score = blocks, score
     return None if best is None or min(best.outputs, best.inputs) == 1 else best
 
 
@@ -107,18 +107,18 @@ def _counts(
     return np.where(share.field > 0, count[tile] * share.groups, 0)
 
 
-def transpose(build: Builder, name: str, weights: Operand, found: Blocks) -> Operand:
+def transpose(build: Builder, name: str, weights: Operand, blocks: Blocks) -> Operand:
     """Append the transposition; returns the operand where it then lies."""
     item, lying = weights.item_bytes, spread_of(weights, build.tiles).elements
-    wanted = found.elements
+    wanted = blocks.elements
     here = np.minimum(wanted, lying)
     name = f"{name}/transpose weights"
     unique = (lying - here) * item
     gathered = (wanted - here) * item
     first = build.exchange(name, gathered, unique, messages(gathered, unique, 2))
     vertex = f"popops::Transpose2D<{poplar_type(weights.dtype)}>"
-    step = build.compute(name, vertex, found.cycles(item))
+    step = build.compute(name, vertex, blocks.cycles(item))
     build.hold(f"{name}/gathered", gathered, first, step)
     build.hold(name, wanted * item, step, step + 1)
-    key = "turned", found.inputs, digest(weights.shape, found.outputs, wanted.tobytes())
+    key = "turned", blocks.inputs, digest(weights.shape, blocks.outputs, wanted.tobytes())
     return placed(weights, Spread(key, wanted).layout(weights.dtype))

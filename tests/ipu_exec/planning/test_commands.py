@@ -205,8 +205,8 @@ def test_tuning_compares_the_training_as_it_is_with_what_is_allowed(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--plan", "2", "--with", "micro-batch=8"), "a plan decides it; say --micro-batches"),
-        (("--plan", "2", "--with", "recompute=no"), "a plan decides it; say --fix recompute"),
+        (("--plan", "2", "--with", "micro-batch=8"), "a plan decides it; use --micro-batches"),
+        (("--plan", "2", "--with", "recompute=no"), "a plan decides it; use --fix recompute"),
         (("--tune", "2", "--allow", "double"), "there are half and outputs to allow"),
         (("--tune", "2", "--compile-only"), "leave --compile-only out"),
         (("--allow", "half"), "--allow needs --plan N or --tune N"),

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.plan.brute_force import Case
 from ipu_exec.errors import Error
-from ipu_exec.planning.workers import Cluster, Here, Known, Processes, Task
+from ipu_exec.planning.workers import Cluster, Done, Here, Processes, Task
 from ipuscope.planner.mappings import Plan
 from ipuscope.planner.mappings.search_state import EngineLost
 
@@ -117,7 +117,7 @@ def test_where_ray_is_not_one_line_says_so() -> None:
 def test_lost_workers_end_a_search_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = Here.run, []
 
-    def lost(self: Here, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+    def lost(self: Here, tasks: Iterable[Task | Done]) -> Iterator[Any]:
         calls.append(0)
         if len(calls) == 3:
             raise EngineLost("the workers are gone")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipuscope.planner.costs.pass_memory import _most_live
-from ipuscope.planner.costs.passes import _last_known
+from ipuscope.planner.costs.passes import _last_valid
 from ipuscope.profiler.timeline.liveness import Totals, total
 
 
@@ -37,8 +37,8 @@ def test_totals_of_sets_that_differ_a_little() -> None:
     assert (totals.of(rows[:0]) == 0).all()
 
 
-def test_the_last_known_stays_in_its_group() -> None:
+def test_the_last_valid_value_stays_in_its_group() -> None:
     values = np.array([-1, 3, -1, -1, -1, 5, -1])
     group = np.array([0, 0, 0, 1, 1, 1, 1])
-    assert _last_known(values, group).tolist() == [-1, 3, 3, -1, -1, 5, 5]
-    assert _last_known(values[:0], group[:0]).tolist() == []
+    assert _last_valid(values, group).tolist() == [-1, 3, 3, -1, -1, 5, 5]
+    assert _last_valid(values[:0], group[:0]).tolist() == []

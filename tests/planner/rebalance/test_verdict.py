@@ -23,10 +23,10 @@ from ipuscope.planner.costs.running_memory import Edges
 from ipuscope.planner.costs.tile_memory import (
     Part,
     at_the_end,
-    held_by,
-    held_by_each,
     ipu_bytes,
     passing_alone,
+    usage_of,
+    usage_of_each,
 )
 from ipuscope.planner.predict.interval_memory import interval_memory
 from ipuscope.planner.predict.memory_verdict import ABOVE, BELOW, Answer
@@ -91,7 +91,7 @@ def test_the_parts_of_a_verdict_add_up(pod16: Report) -> None:
     costs = Costs.from_report(pod16)
     parts = [profiled(costs).parts(costs)[1]]
     used = pod16.ipu_variables(1).peaks().tile_peak
-    assert (sum(held_by(costs, parts).contents.values()) == used).all()
+    assert (sum(usage_of(costs, parts).contents.values()) == used).all()
 
 
 def test_all_stages_at_once_have_the_profiled_ones_exactly(pod16: Report) -> None:
@@ -164,9 +164,9 @@ def test_stages_on_ipus_of_their_own_hold_what_each_does_alone() -> None:
         costs = replace(costs, memory=memory)
         choices = tuple(ALL_CHOICES[i] for i in random.integers(0, 4, len(starts)))
         parts = Assignment(starts, tuple(range(len(starts))), choices).parts(costs)
-        each = held_by_each(costs, parts)
+        each = usage_of_each(costs, parts)
         for k, part in enumerate(parts):
-            alone = held_by(costs, [part])
+            alone = usage_of(costs, [part])
             assert (each.total[k] == alone.total[0]).all()
             for words, nbytes in alone.contents.items():
                 assert (each.contents[words][k] == nbytes[0]).all()
