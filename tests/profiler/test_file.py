@@ -543,8 +543,8 @@ BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))
         ("UPDATE traces SET task_body = task_end", (), "has the body .* missing"),
         ("UPDATE bodies SET starts = (SELECT task_end FROM traces)", (), "steps and .* starts"),
         ("UPDATE runs SET trace = 7", (), "runs.trace is 7, which is not in traces"),
-        ("UPDATE options SET value = '{'", (), "no JSON"),
-        ("UPDATE meta SET value = '[' || replace(hex(zeroblob(100000)), '0', '[')", (), "no JSON"),
+        ("UPDATE options SET value = '{'", (), "not JSON"),
+        ("UPDATE meta SET value = '[' || replace(hex(zeroblob(100000)), '0', '[')", (), "not JSON"),
         (
             (
                 "DROP TABLE stages; CREATE VIEW stages AS WITH RECURSIVE n(i) AS (SELECT 1 UNION"

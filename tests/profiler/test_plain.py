@@ -136,7 +136,7 @@ def test_waits_become_syncs_by_hand():
     wait = np.array([False, True, True, False, True, True, False])
     sync = np.array([False, False, False, True, False, False, False])
     syncs = waits_as_syncs(ipu, start, end, wait, sync)
-    assert syncs.kept.tolist() == [True, False, False, True, True, True, True]
+    assert syncs.stays.tolist() == [True, False, False, True, True, True, True]
     assert syncs.start.tolist() == [0, 10, 15, 10, 46, 0, 46]
     assert syncs.waited.tolist() == [0, 0, 0, 30, 14, 46, 0]
 
