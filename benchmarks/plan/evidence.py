@@ -94,13 +94,13 @@ def row(name: str) -> str:
 def write(names: Iterable[str]) -> None:
     """Make the rows of some models and put them into the page."""
     page = PAGE.read_text()
-    begin = page.index(HEADING)
-    end = page.find(END, begin + 1) % (len(page) + 1)
-    rows = {match[1]: match[0] for match in _ROW.finditer(page[begin:end])}
+    before, heading, rest = page.partition(HEADING)
+    section, end, after = rest.partition(END)
+    rows = {match[1]: match[0] for match in _ROW.finditer(section)}
     for name in names:
         rows[name] = row(name)
         print(rows[name], flush=True)
-    head = page[begin:end].partition("| --- |")[0]
+    head = heading + section.partition("| --- |")[0]
     order = [rows[name] for name in SCRIPTS if name in rows]
     rule = "| --- |" + " ---: |" * 4 + " --- |" + " ---: |" * 3
-    PAGE.write_text(page[:begin] + "\n".join([head.rstrip(), rule, *order, ""]) + page[end:])
+    PAGE.write_text(before + "\n".join([head.rstrip(), rule, *order, ""]) + end + after)

@@ -2,7 +2,7 @@
 
 Seconds differ from machine to machine and from hour to hour, so each figure is a ratio of two
 things on one machine: a compile over a bare capture, the engine over plain PyTorch, a question to
-GPT-3's profile over the same one to the demo's. Each side has several rounds. ``docs/ratios.md``
+GPT-3's profile over the same one to the demo's. Each side has ``--rounds``. ``docs/ratios.md``
 has the ratios; one that is 20 % worse than there ends the command with status 1. ``--write`` puts
 today's there.
 """
@@ -34,21 +34,21 @@ REPORTS = {
 _ROW = re.compile(r"^\| (.+?) \| ([\d.]+) \|$", re.MULTILINE)
 
 
-def least(case: str, rounds: int, key: str = "seconds") -> float:
+def least(case: str, *words: int, rounds: int, key: str = "seconds") -> float:
     """The least CPU seconds of a case of `growth`, each round a process of its own."""
-    return min(growth.alone(case)[key] for _ in range(rounds))
+    return min(growth.alone(case, *words)[key] for _ in range(rounds))
 
 
 def compiles(rounds: int) -> Iterator[tuple[str, float]]:
     """What a compile with its profile takes beside a bare capture."""
-    capture = least("bare_capture", rounds)
+    capture = least("bare_capture", rounds=rounds)
     yield (
         "BERT-Large on 4 IPUs, compile / bare capture",
-        (least("bert_large", rounds, "compile") / capture),
+        (least("bert_large", rounds=rounds, key="compile") / capture),
     )
     yield (
         "GPT-3 on 256 IPUs, compile / bare capture of BERT-Large",
-        (growth.alone("gpt3", 96)["seconds"] / capture),
+        (least("gpt3", 96, rounds=rounds) / capture),
     )
 
 

@@ -32,7 +32,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
 
     The file lasts as long as this process. Error if the script does not compile or nothing fits.
     """
-    from ipuscope.planner.advice.relief import fewest_changes
+    from ipuscope.planner.advice.relief import way_to_fit
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
@@ -54,9 +54,9 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
                 split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
             except ValueError as error:
                 near = nearest_in_words(costs, range(ipus), levers=True)
-                changes = fewest_changes(report, ipus)
-                fits = f". It may fit with {changes}" if changes else ""
-                raise Error(f"--num-ipus {ipus}: {error}{near}{fits}") from error
+                raise Error(
+                    f"--num-ipus {ipus}: {error}{near}. {way_to_fit(report, ipus)}"
+                ) from error
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
     if split.prediction.problems:

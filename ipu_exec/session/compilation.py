@@ -67,16 +67,14 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
     """The error with a line for each change that frees memory, if its profile has any."""
     if not error.profile_path:
         return error
-    from ipuscope.planner.advice.relief import fewest_changes, in_words, relief
+    from ipuscope.planner.advice.relief import in_words, relief, way_to_fit
 
     try:
         with open_report(error.profile_path) as report:
-            lines, together = in_words(relief(report)), fewest_changes(report)
+            lines, way = in_words(relief(report)), way_to_fit(report)
     except (ProfileError, ValueError):
         return error
     if not lines:
         return error
     lines_of_relief = "\n  ".join(["What frees most of that tile:", *lines])
-    if together:
-        lines_of_relief += f"\nThe fewest changes with which every IPU fits: {together}"
-    return OutOfMemoryError(f"{error}\n{lines_of_relief}", profile_path=error.profile_path)
+    return OutOfMemoryError(f"{error}\n{lines_of_relief}\n{way}", profile_path=error.profile_path)

@@ -20,7 +20,7 @@ from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.units import size
+from ipuscope.profiler.units import count, size
 
 _WORTH = 1024  # bytes of the tile: what frees less is not offered
 
@@ -74,41 +74,50 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
 def fewest_changes(report: Report, ipus: int = 0) -> str:
     """The smallest combination of levers with which every IPU fits, and one command for it.
 
-    Half a sentence, by the profile's costs: a compile decides. ``ipus``: onto so many, with the
-    quickest split of their Blocks (default: the profiled stages; another split where none of these
-    fits). Of combinations of as many levers the quickest, in half precision only where no other
-    fits. Where none of up to three does: how many IPUs it needs at the least.
-    ValueError where the profile has no costs of Blocks.
+    By the profile's costs: a compile decides. ``ipus``: onto so many, with the quickest split of
+    their Blocks (default: the profiled stages; another split if none of these fits). Of
+    combinations of as many levers the quickest, in half precision only if no other fits. "" if none
+    of up to three levers does. ValueError if the profile has no costs of Blocks.
     """
     basis = basis_of(report)
     single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
     if basis.micro_batch > 3:
         single.append(Levers(micro_batch=1))
-    for count in range(4):
+    for number in range(4):
         fitting = []
-        for some in combinations(single, count):
-            if len({name for one in some for name in one.pulled}) < count:
+        for some in combinations(single, number):
+            if len({name for one in some for name in one.pulled}) < number:
                 continue
             levers = reduce(Levers.over, some, Levers())
-            cycles = _that_run(basis, levers, ipus)
+            cycles = _cycles_if_it_fits(basis, levers, ipus)
             if cycles is not None:
                 fitting.append((cycles, levers))
         if fitting:
             (_, split), levers = min(fitting, key=lambda one: (one[1].half, one[0]))
             return _one_command(report, basis, levers, ipus or split)
+    return ""
+
+
+def way_to_fit(report: Report, ipus: int = 0) -> str:
+    """`fewest_changes` as a sentence; if there are none, the IPUs that the model needs as it is."""
+    changes = fewest_changes(report, ipus)
+    if changes:
+        return f"The fewest changes with which every IPU fits: {changes}"
+    basis, where = basis_of(report), f" on {count(ipus, 'IPU')}" if ipus else ""
+    words = f"No combination of up to three levers makes it fit{where}, by the profile's costs."
     if not basis.can_split:
-        return ""
+        return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
     least = fewest_stages(basis.costs, choices)
-    alone = "a Block alone is more than an IPU holds"
-    needs = alone if least > len(basis.costs) else f"it needs {least} IPUs or more"
-    return f"none of up to three levers; {needs}"
+    if least > len(basis.costs):
+        return f"{words} With the present settings one Block alone does not fit on an IPU."
+    return f"{words} With the present settings it needs at least {count(least, 'IPU')}."
 
 
-def _that_run(basis: Basis, levers: Levers, ipus: int) -> tuple[float, int] | None:
-    """Cycles a sample, and the IPUs of another split that they need: 0 for the profiled one.
+def _cycles_if_it_fits(basis: Basis, levers: Levers, ipus: int) -> tuple[float, int] | None:
+    """Cycles a sample, and on how many IPUs another split is: 0 for the profiled one.
 
-    None where no split fits.
+    None if no split fits.
     """
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
