@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
 
+from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import merged
@@ -121,7 +122,8 @@ def _cycles_if_it_fits(basis: Basis, levers: Levers, ipus: int) -> tuple[float, 
     """
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
-    if not ipus and all(one.answer is Answer.FITS for one in basis.memory_with(levers)):
+    other_size = bool(levers.micro_batch)
+    if not ipus and memory_in_words(basis.memory_with(levers), other_size) == Answer.FITS:
         return basis.cycles_with(levers) / samples, 0
     if not basis.can_split or len(costs) < (ipus or 2):
         return None
@@ -131,12 +133,9 @@ def _cycles_if_it_fits(basis: Basis, levers: Levers, ipus: int) -> tuple[float, 
         split = best_split(costs, count, choices=choice if costs.training else ())
     except ValueError:
         return None
-    runs = all(one.answer is Answer.FITS for one in split.prediction.memory)
-    return (
-        (split.prediction.total / samples, count)
-        if runs and not split.prediction.problems
-        else None
-    )
+    fits = memory_in_words(split.prediction.memory, other_size) == Answer.FITS
+    runs = fits and not split.prediction.problems
+    return (split.prediction.total / samples, count) if runs else None
 
 
 def _one_command(report: Report, basis: Basis, levers: Levers, ipus: int) -> str:

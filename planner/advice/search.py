@@ -133,7 +133,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         costs.samples * costs.micro_batches,
         fullest.nbytes,
         fullest.ipu,
-        _memory(outlook.memory, bool(levers.micro_batch)),
+        memory_in_words(outlook.memory, bool(levers.micro_batch)),
         any(lever.estimate(value) for lever, value in pulled(levers)),
         doubt,
         code(basis, levers),
@@ -151,7 +151,7 @@ def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
     return min(refused, key=lambda one: one.fullest, default=None)
 
 
-def _memory(ipus: Sequence[Verdict], other_size: bool) -> str:
+def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
     if worst.answer is not Answer.FITS:
