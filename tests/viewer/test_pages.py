@@ -719,8 +719,8 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         page = view.open("/compare")
         words = page.inner_text("#page")
         pace = analysis.pace(report)
-        assert f"{pace.cycles:,} cycles" in words
-        assert units.minus(f"{analysis.pace(other).cycles - pace.cycles:,} cycles") in words
+        assert f"{pace.cycles:,}" in words
+        assert units.minus(f"{analysis.pace(other).cycles - pace.cycles:,}") in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
         page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
         first = analysis.compare_paths(report, other).iloc[0]
@@ -762,7 +762,7 @@ def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Pa
         view.wait("document.querySelector('#head').innerText.includes('2 IPUs')")
         assert (view.query()["profile"], view.query()["ipu"]) == ("1", "1")
         settled(page)
-        page.locator("main .controls button.dash-dropdown").nth(1).click()
+        page.locator("main .controls button.dash-dropdown").nth(2).click()
         assert page.get_by_role("option").count() == 2
         assert view.complaints == []
 

@@ -45,9 +45,8 @@ window.dash_clientside.viewer = {
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
     window.ipuscopeKeep(query);
     window.ipuscopeRefused(query);
-    if (before.has('profile') && query.has('profile') && before.get('profile') !== query.get('profile')) {
-      window.ipuscopeAnew(query);
-    }
+    const other = (name) => before.has('profile') && (before.get(name) || '') !== (query.get(name) || '');
+    if (other('profile') || other('with')) { window.ipuscopeAnew(query, other('profile')); }
     return address;
   },
 
@@ -89,8 +88,8 @@ window.ipuscopeHere = () => ({
 
 // Another profile was chosen: the whole page is that one's, head and choices too. What is a number of the one that was
 // shown (an operator, a point, a split) is nothing in the other.
-window.ipuscopeAnew = function (query) {
-  ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select'].forEach((name) => query.delete(name));
+window.ipuscopeAnew = function (query, profile) {
+  (profile ? ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select', 'rows'] : []).forEach((name) => query.delete(name));
   window.history.replaceState(window.history.state, '', window.location.pathname + '?' + query);
   window.dash_clientside.set_props('where', { data: window.ipuscopeHere() });
 };
@@ -120,7 +119,7 @@ window.ipuscopeRedirect = function () {
 // unit, call, iteration and window on those of time, IPU and tile on those of memory; on the timeline
 // the IPU may be all of them.
 const shared = [
-  { pages: null, names: ['profile'] },
+  { pages: null, names: ['profile', 'with'] },
   { pages: ['/timeline'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
   { pages: ['/', '/timeline', '/rebalance'], names: ['batch'] },
 ];
@@ -131,7 +130,7 @@ const chips = { pages: ['/memory', '/timeline'], every: ['/timeline'], value: ''
 
 const on = (group, path) => !group.pages || group.pages.includes(path);
 // A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
-const carried = ['profile', 'unit', 'run', 'iteration'];
+const carried = ['profile', 'with', 'unit', 'run', 'iteration'];
 window.ipuscopeCarry = function () {
   const query = new URLSearchParams(window.location.search), path = window.location.pathname, before = String(query);
   shared.filter((group) => on(group, path)).forEach((group) => {
@@ -383,8 +382,17 @@ window.ipuscopeKeep = function (query) {
     if (target.closest?.('#query')) { query('open'); }
     if (target.closest?.('#query-close')) { window.dash_clientside.set_props({ page: 'query', param: 'sql' }, { value: '' }); query(''); }
     if (target.closest?.('#find')) { palette(); }
+    const profile = target.closest?.('[data-profile], [data-with]')?.dataset;
+    if (profile) { show(profile); }
     if (target.closest?.('#palette a, #palette button')) { document.getElementById('palette').close(); }
   });
+  // Another profile on this page, or, where the page compares none, on Compare.
+  function show({ profile, with: other }) {
+    const page = window.location.pathname.replaceAll('/', '') || 'summary', here = new URLSearchParams(window.location.search);
+    if (profile) { window.dash_clientside.set_props({ page, param: 'profile' }, { value: profile }); return; }
+    if (['compare', 'costs', 'memory'].includes(page)) { window.dash_clientside.set_props({ page, param: 'with' }, { value: other }); return; }
+    window.dash_clientside.set_props('url', { pathname: '/compare', search: '?' + new URLSearchParams({ profile: here.get('profile') || '0', with: other }) });
+  }
   const actions = [
     ['Light or dark', press('theme')], ['Query in a drawer', () => query('open')], ['Keys', press('keys')],
     ['Show all of the time', () => window.ipuscopeTimeline.fit()], ['Mark the time', () => window.ipuscopeTimeline.mark()],

@@ -170,7 +170,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def rows(profile: Any, sql: Any, where: Any) -> Any:
-        report = profiles.get(common.whole((profile or [0])[0], 0))
+        report = profiles.get((profile or [0])[0])
         try:
             answer = answer_of(report, sql)
         except queries.QueryError as error:

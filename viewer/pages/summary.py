@@ -272,7 +272,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             Output(id, "children"), *common.param_input(NAME, "profile"), common.theme_state()
         )
         def fill(profile: Any, where: Any) -> Any:
-            made = make(profiles.get(common.whole(profile, 0)), common.theme_of(where), profiles)
+            made = make(profiles.get(profile), common.theme_of(where), profiles)
             return made or html.Div()  # so that what waits for it sees that there is nothing
 
     for id, make in _LATER.items():

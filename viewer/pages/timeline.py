@@ -505,7 +505,7 @@ def what_is_asked(
     a ``point``, unmerged.
     """
     profile, run, iteration, span, ipu, level, lanes, opened, pins, unit = values
-    report = profiles.get(common.whole(profile, 0))
+    report = profiles.get(profile)
     at = timespan.run_of(report, run)
     which = None if span == "call" else timespan.iteration_of(report, at, iteration)
     chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
