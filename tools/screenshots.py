@@ -69,9 +69,10 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             const all = (what) => Array.from(document.querySelectorAll(what));
             if (all('.control').some((one) => one.childElementCount < 2)) { return false; }
             const grids = all('[class^=ag-theme-quartz]');
-            const filled = (one) => !one.offsetHeight  // folded away
-                || one.querySelector('.ag-cell, .ag-overlay-no-rows-wrapper, .ag-overlay-no-rows-center');
-            if (!grids.every((one) => one.querySelector('.ag-root') && filled(one))) { return false; }
+            const rows = '.ag-cell, .ag-overlay-no-rows-wrapper, .ag-overlay-no-rows-center';
+            const filled = (one) => one.querySelector('.ag-root')
+              && (!one.offsetHeight || one.querySelector(rows));  // no height: folded away
+            if (!grids.every(filled)) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
               const drawn = plot.querySelector('.main-svg')
