@@ -91,6 +91,10 @@ class Tab:
         # A function: the page's policy lets no text become a script.
         self.page.wait_for_function(f"() => {expression}", timeout=15_000, polling=50)
 
+    def wait_for_text(self, id: str, text: str) -> None:
+        """Tables come a while after the page: their code is loaded when one is first drawn."""
+        self.wait(f"document.querySelector('#{id}').innerText.includes({json.dumps(text)})")
+
 
 @pytest.fixture(scope="module")
 def chromium(chromium: Any, address: str) -> Iterator[Any]:
@@ -296,10 +300,10 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
     with tab(chromium, address) as view:
         page = view.open("/memory?ipu=1&step=10&tile=7")
         live = report.live_variables(1, 10, 7)
+        view.wait_for_text("liveness-live", live["name"].iloc[0])
         words = page.inner_text("#liveness-live")
         assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
         assert units.size(int(live["bytes"].sum())) in words
-        assert live["name"].iloc[0] in words
         page.locator("#liveness-heat").evaluate("one => one.scrollIntoView()")
         box = page.locator("#liveness-heat .nsewdrag").first.bounding_box()
         page.mouse.click(box["x"] + 30, box["y"] + 30)
@@ -333,7 +337,7 @@ def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, repo
         assert drawn * 1024 == pytest.approx(row["total"])
         on_ipu = report.variables.query("ipu == 1")
         largest = max(on_ipu.index, key=lambda variable: report.variable_tiles(variable)[20])
-        assert on_ipu["name"][largest] in page.inner_text("#memory-variables")
+        view.wait_for_text("memory-variables", on_ipu["name"][largest])
         assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text(
             "#memory-vertices"
         )

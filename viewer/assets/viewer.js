@@ -16,6 +16,7 @@ window.dash_clientside.viewer = {
       setTimeout(() => window.dash_clientside.set_props({ page: 'query', param: 'query' }, { value: 'open' }));
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
+    window.ipuscopeDrawn = window.location.search;
     return window.ipuscopeHere();
   },
 
@@ -25,8 +26,9 @@ window.dash_clientside.viewer = {
     const own = ids.filter((one) => one.id.page !== 'query');  // its drawer is beside every page
     const query = new URLSearchParams();
     const shown = window.location.pathname.replaceAll('/', '') || 'summary';
-    // Of a page that was left meanwhile.
-    if (!own.length || own[0].id.page !== shown) { return window.dash_clientside.no_update; }
+    // Of a page, or of a step in the browser's history, that was left meanwhile.
+    const left = window.location.search !== window.ipuscopeDrawn;
+    if (!own.length || own[0].id.page !== shown || left) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
       if (value !== undefined && value !== null && !Number.isNaN(value) && String(value) !== '') {
@@ -43,6 +45,7 @@ window.dash_clientside.viewer = {
     const push = moved && before.has('profile') && now - (window.ipuscopeMoved || -1e9) > 700;
     if (moved) { window.ipuscopeMoved = now; }
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
+    window.ipuscopeDrawn = window.location.search;
     window.ipuscopeKeep(query);
     window.ipuscopeRefused(query);
     const other = (name) => before.has('profile') && (before.get(name) || '') !== (query.get(name) || '');
@@ -91,6 +94,7 @@ window.ipuscopeHere = () => ({
 window.ipuscopeAnew = function (query, profile) {
   (profile ? ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select', 'rows'] : []).forEach((name) => query.delete(name));
   window.history.replaceState(window.history.state, '', window.location.pathname + '?' + query);
+  window.ipuscopeDrawn = window.location.search;
   window.dash_clientside.set_props('where', { data: window.ipuscopeHere() });
 };
 
