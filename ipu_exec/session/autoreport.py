@@ -11,10 +11,11 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,6 +68,7 @@ class ProfileSession:
                 torch=torch.__version__,
                 python=platform.python_version(),
                 made=provenance(),
+                changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
@@ -181,3 +183,13 @@ def _writer(directory: Path, kind: str) -> ProfileWriter:
             )
         return writer
     return ProfileWriter(directory / kind / "profile.pop")
+
+
+def _changed(settings: Mapping[str, Any]) -> list[str]:
+    """The options that the script set to other values than PopTorch's defaults, by name."""
+    defaults = Options().flat()
+    return sorted(
+        name
+        for name, value in settings.items()
+        if value not in (None, "") and value != defaults.get(name)
+    )
