@@ -527,6 +527,15 @@ class Model:
 
     # -- memory ---
 
+    def rank_on_tiles(self, ipu: int) -> np.ndarray:
+        """How many earlier tiles of an IPU have a piece of each vector: int32[vector, tile]."""
+
+        def make() -> np.ndarray:
+            there = self.of_ipu[ipu][0].vectors > 0
+            return np.cumsum(there, axis=1, dtype=np.int32) - there
+
+        return self._remember(("ranks", ipu), make)
+
     def totals(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of ``Report.tiles``."""
 

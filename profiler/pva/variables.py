@@ -228,7 +228,7 @@ class LoweredVariables:
         ipu, at = model.tile_of(tile)
         variables, rows = model.of_ipu[ipu]
         size = variables.vectors[variables.vector, at]
-        rank = np.count_nonzero(variables.vectors[:, :at], axis=1)[variables.vector]
+        rank = model.rank_on_tiles(ipu)[variables.vector, at]
         here = np.flatnonzero(size > 0)
         ids = model.lowered_first[rows] + rank
         return [_piece(model, int(rows[i]), int(ids[i]), tile, int(size[i])) for i in here.tolist()]

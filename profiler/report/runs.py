@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from ipuscope.profiler.timeline.merged_bodies import Merged, merged
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
 
 Ipus = Sequence[int] | np.ndarray
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
+BATCH = 500_000  # of one Arrow batch
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
 
@@ -194,6 +196,27 @@ class ReportRuns(ReportProgram):
             )
 
         return self._remember(("steps", run, ipu, iteration), make)
+
+    def iter_steps(
+        self, run: int = 0, ipu: int | None = None, iteration: int | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """`steps`, of any number, as Arrow batches in their order: all, or a part of an IPU each.
+
+        A batch has at most `BATCH` rows, or is what one IPU does in a device iteration. ImportError
+        without pyarrow.
+        """
+        import pyarrow
+
+        whole = ipu is not None and iteration is not None
+        if whole or self.step_count(run, ipu, iteration) <= BATCH:
+            frame = self.steps(run, ipu, iteration)
+            yield pyarrow.RecordBatch.from_pandas(frame, preserve_index=False)
+        elif iteration is None:
+            for one in self._iterations(run, None).tolist():
+                yield from self.iter_steps(run, ipu, one)
+        else:
+            for one in np.unique(self._tasks_of_iteration(run).ipu).tolist():
+                yield from self.iter_steps(run, one, iteration)
 
     def executed(
         self,
