@@ -44,6 +44,7 @@ from ipuscope.viewer.pages import (
     runs,
     summary,
     timeline,
+    views,
 )
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.process import settle
@@ -64,6 +65,7 @@ PAGE_KEYS = "12345678"  # the keys that open them
 _BUTTONS = (
     ("Find", "Anything (Ctrl+K)"),
     ("Query", "SQL, in a drawer (q)"),
+    ("Views", "Saved views (v)"),
     ("Theme", "Light or dark (t)"),
     ("Keys", "Keyboard shortcuts (?)"),
 )
@@ -179,6 +181,7 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
         page.register(app, profiles)
     query.register(app, profiles)
     palette.register(app, profiles)
+    views.register(app, profiles)
     return app
 
 
@@ -247,6 +250,7 @@ def _shell(profiles: Profiles) -> Any:
             html.Div(id="toast", role="status"),
             _shortcuts(),
             palette.dialog(),
+            views.dialog(),
         ],
         className="shell",
     )
@@ -257,6 +261,7 @@ def _shortcuts() -> Any:
         *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
         ("Ctrl + K", "find a page, an operator, a variable, a stage, or what to do"),
         ("q", "a query, in a drawer"),
+        ("v", "saved views: what is shown now, with a note"),
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),

@@ -14,6 +14,7 @@ from ipuscope.profiler.analysis.runs import settings_of
 from ipuscope.viewer.app import app_of
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures.runs import coordinates
+from ipuscope.viewer.pages import views
 from ipuscope.viewer.pages.runs import of_runs, opened
 from ipuscope.viewer.profiles import Profiles, recent, remember
 from tests.synthetic import synthetic_profile
@@ -108,11 +109,28 @@ def test_recent_profiles_are_the_users_own_and_still_there(
         assert recent() == []
 
 
+def test_views_are_saved_beside_a_profile_and_are_of_it_only(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Profiles(named=paths).get("1")
+    file = paths[1].with_name("views.json")
+    view = ("a note", "/timeline?marks=5")
+    assert views.saved(report) == [] and views.save(report, [view]) == ""
+    assert views.saved(report) == [view]
+    file.write_text(
+        json.dumps({"views": [{"note": "<b>", "address": one} for one in ("//x", "http:", "/a")]})
+    )
+    assert views.saved(report) == [("<b>", "/a")]
+    assert "characters" in views.save(report, [("", "https://elsewhere")])
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    assert "is not yours" in views.save(report, [view]) and views.saved(report) == [("<b>", "/a")]
+
+
 @pytest.mark.browser
 def test_another_profile_is_opened_and_compared_from_any_page(
     chromium: Any, paths: list[Path]
 ) -> None:
-    """From the page of runs, from the choice above a page, and by the palette."""
+    """From the page of runs, from the choice above a page, by the palette and by a saved view."""
     profiles = Profiles(named=paths[:3], more=paths[3:])
     assert of_runs(profiles).note == "3 runs; nothing differs"
     with serving(app_of(profiles)) as address, chromium.new_context() as context:
@@ -132,4 +150,16 @@ def test_another_profile_is_opened_and_compared_from_any_page(
             page.get_by_role("option", name="c", exact=True).click()
             page.wait_for_selector("#head >> text=runs/c")
             view.wait("document.querySelector('nav.side').innerHTML.includes('profile=2')")
+            page = view.open("/timeline?profile=2&marks=7&tracks=IPU+1")
+            assert view.plot("timeline-rows", "plot.layout.meta.lanes.map((one) => one[0])") == [1]
+            page.click("#views")
+            page.locator("#views-field input").fill("a note")
+            page.click("#views-save")
+            page.locator("#views-list a", has_text="a note").wait_for()
+            view.open("/?profile=2")
+            page.keyboard.press("v")
+            page.locator("#views-list a", has_text="a note").click()
+            view.wait("document.querySelector('#timeline-rows .main-svg')")
+            asked = {name: view.query().get(name) for name in ("profile", "marks", "tracks")}
+            assert asked == {"profile": "2", "marks": "7", "tracks": "IPU 1"}
             assert view.complaints == []

@@ -386,10 +386,22 @@ window.ipuscopeKeep = function (query) {
     if (target.closest?.('#query')) { query('open'); }
     if (target.closest?.('#query-close')) { window.dash_clientside.set_props({ page: 'query', param: 'sql' }, { value: '' }); query(''); }
     if (target.closest?.('#find')) { palette(); }
+    if (target.closest?.('#views-dialog a')) { document.getElementById('views-dialog').close(); }
+    views(target);
     const profile = target.closest?.('[data-profile], [data-with]')?.dataset;
     if (profile) { show(profile); }
     if (target.closest?.('#palette a, #palette button')) { document.getElementById('palette').close(); }
   });
+  // Saved views: the server has them beside the profile, and learns here which address is shown.
+  const shown = () => window.location.pathname + window.location.search;
+  function views(target) {
+    const ask = (data) => window.dash_clientside.set_props('views-asked', { data: { ...data, at: Date.now() } });
+    const one = target.closest?.('button'), remove = one?.dataset.unsave;
+    if (one?.id === 'views') { field('views-field', 'A note'); document.getElementById('views-dialog').showModal(); ask({}); }
+    else if (one?.id === 'views-save') { ask({ note: field('views-field', 'A note').value, address: shown() }); }
+    else if (one?.id === 'views-copy') { navigator.clipboard.writeText(window.location.origin + shown()); }
+    else if (remove !== undefined) { ask({ remove: Number(remove) }); }
+  }
   // Another profile on this page, or, where the page compares none, on Compare.
   function show({ profile, with: other }) {
     const page = window.location.pathname.replaceAll('/', '') || 'summary', here = new URLSearchParams(window.location.search);
@@ -417,21 +429,23 @@ window.ipuscopeKeep = function (query) {
       return button;
     }));
   }
-  function paletteField() {
-    const place = document.getElementById('palette-field');
+  // A field of a dialog, made once. Dash's own resets its value while one types.
+  function field(id, words, typed) {
+    const place = document.getElementById(id);
     if (place.firstChild) { return place.firstChild; }
-    const field = document.createElement('input');
-    field.placeholder = 'Find anything';
-    field.setAttribute('aria-label', field.placeholder);
-    let pause = 0;
-    field.addEventListener('input', () => {
-      actionsFor(field.value.toLowerCase());
-      clearTimeout(pause);
-      pause = setTimeout(() => window.dash_clientside.set_props('palette-words', { data: field.value }), 150);
-    });
-    place.append(field);
-    return field;
+    const made = document.createElement('input');
+    made.placeholder = words;
+    made.setAttribute('aria-label', words);
+    if (typed) { made.addEventListener('input', () => typed(made.value)); }
+    place.append(made);
+    return made;
   }
+  let pause = 0;
+  const paletteField = () => field('palette-field', 'Find anything', (words) => {
+    actionsFor(words.toLowerCase());
+    clearTimeout(pause);
+    pause = setTimeout(() => window.dash_clientside.set_props('palette-words', { data: words }), 150);
+  });
   function palette() {
     const dialog = document.getElementById('palette');
     if (!dialog || dialog.open) { return; }
@@ -462,7 +476,7 @@ window.ipuscopeKeep = function (query) {
   document.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) { return; }
     const dialog = document.getElementById('shortcuts');
-    if (document.getElementById('palette')?.open) { return; }
+    if (document.querySelector('dialog[open]:not(#shortcuts)')) { return; }
     if (dialog && dialog.open) {
       if (event.key === '?') { dialog.close(); }
       return;
@@ -473,6 +487,7 @@ window.ipuscopeKeep = function (query) {
     const link = links.find((one) => one.title.endsWith(`(${event.key})`));
     if (link) { link.click(); }
     else if (event.key === 'q') { query('open'); }
+    else if (event.key === 'v') { document.getElementById('views').click(); }
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {
