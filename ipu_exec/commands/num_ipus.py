@@ -56,10 +56,8 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str], alone: 
             try:
                 made = replace(_chosen(basis, ipus, alone, say), modules=modules)
             except ValueError as error:
-                if modules and len(costs) < ipus:
-                    raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}") from error
                 more = _more_samples(costs, ipus)
-                near = nearest_in_words(costs, range(ipus), levers=True)
+                near = nearest_in_words(costs, range(ipus))
                 if not more:
                     near = f"{near}. {way_to_fit(report, ipus)}"
                 raise Error(f"--num-ipus {ipus}: {error}{more or near}") from error
@@ -97,16 +95,6 @@ def _chosen(basis: Basis, ipus: int, alone: bool, say: Say) -> Plan:
     sizes = [] if norms or levers.micro_batch else [size for size, _ in cuts(basis, 1)]
     rings = RingsOnTarget(target(report.target.name))
     return best_by_profile(basis, ipus, rings, sizes, fixed, lambda news: say(news.what))
-
-
-def _too_few_parts(costs: Costs) -> str:
-    """Why a model without Blocks has too few to begin any, and what to write."""
-    parts = ", ".join(costs.names)
-    return (
-        f"the model names no Blocks, and has {len(costs)} parts that could be one: {parts}. Take at"
-        f" most {len(costs)} IPUs, or make a large part several modules that are called one after"
-        " another (a recurrent layer of several layers is one module)"
-    )
 
 
 def _more_samples(costs: Costs, ipus: int) -> str:

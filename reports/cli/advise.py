@@ -123,6 +123,8 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     advices = every[: common.top(args)]
     now = _now(basis, advised)
+    if advised.present.problems:
+        now = f"{now} {_way_to_fit(report, args, basis)}"
     more = _with_everything(basis, advised, allowed)
     if not advices:
         words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
@@ -138,6 +140,29 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     errors = [say(words) for words in _errors(advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
     return Page(str(report.path), (*tables, *lines))
+
+
+def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:
+    """What would make it fit: compiled, with --check, else predicted."""
+    from ipuscope.planner.advice import Levers, predicted, way_to_fit
+
+    if args.check is None:
+        return way_to_fit(report)
+
+    def fits(levers: Levers) -> bool:
+        with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
+            script = _script(report, args, args.output or Path(scratch))
+            return _compiled(script, "fewest", predicted(basis, levers), basis).fits
+
+    return way_to_fit(report, compiled=fits)
+
+
+def _script(report: Report, args: argparse.Namespace, folder: Path) -> Script:
+    """The script of --check; its profiles go below the folder."""
+    from ipuscope.reports.checks import Script
+
+    path, *arguments = args.check
+    return Script(path, arguments, folder, str(report.meta["kind"]))
 
 
 def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
@@ -206,12 +231,11 @@ def _now(basis: Basis, advised: Advised) -> str:
 def _checked(
     report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
 ) -> tuple[list[Outcome], list[Step]]:
-    from ipuscope.reports.checks import Script, Step, search
+    from ipuscope.reports.checks import Step, search
 
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
         folder = args.output or Path(scratch)
-        path, *arguments = args.check
-        script = Script(path, arguments, folder, str(report.meta["kind"]))
+        script = _script(report, args, folder)
         outcomes = [
             _compiled(script, _folder(number), one, basis) for number, one in enumerate(advices, 1)
         ]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from ipuscope.planner.insights import Insight
     from ipuscope.profiler import Report
     from ipuscope.reports.tables import Lines, Page
 
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         findings = insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
-        gains = [_gain(one) for one in findings]
+        gains = [one.gain_in_words for one in findings]
         columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
@@ -64,13 +63,3 @@ def _lines(words: str, statements: tuple[str, ...]) -> Lines:
 
     below = [f"     {line}" for statement in statements for line in statement.splitlines()]
     return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
-
-
-def _gain(one: Insight) -> str:
-    """Cycles, or bytes with their unit; nothing where neither is known."""
-    from ipuscope.profiler import units
-
-    mark = "<= " if one.at_most else "~" if one.estimate else ""
-    if one.gain_cycles:
-        return f"{mark}{one.gain_cycles:,}"
-    return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""

@@ -204,20 +204,23 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 
 
 def _wanted_or_nearest(
-    costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
+    report: Report, costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
 ) -> Split:
     """`_wanted`, or one that is too close to call if none is sure to fit.
 
     If none can fit, the ValueError says what comes nearest and what would help.
     """
+    from ipuscope.planner.advice.relief import way_to_fit
     from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
 
     try:
         return or_close(costs, lambda on_tiles: _wanted(on_tiles, args, choices))
     except ValueError as error:
-        ipus = common.stage_ipus(args) or (range(args.stages) if args.stages else costs.ipus)
-        raise ValueError(f"{error}{nearest_in_words(costs, tuple(ipus))}") from error
+        ipus = tuple(common.stage_ipus(args) or range(args.stages or 0) or costs.ipus)
+        near = nearest_in_words(costs, ipus)
+        way = f". {way_to_fit(report, len(set(ipus)))}" if near else ""
+        raise ValueError(f"{error}{near}{way}") from error
 
 
 def _groups(costs: Costs, words: str) -> list[list[int]]:
@@ -289,7 +292,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     costs = _costs(report)
     choices = _choices(costs, args)
     try:
-        split = _wanted_or_nearest(costs, args, choices)
+        split = _wanted_or_nearest(report, costs, args, choices)
         maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
         verified: tuple[Table | Lines, ...] = ()
         if compiles:
