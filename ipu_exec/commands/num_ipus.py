@@ -25,7 +25,7 @@ from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.levers.levers import Basis
-    from ipuscope.planner.mappings import Mapping, Plan
+    from ipuscope.planner.mappings import Plan
 
 _MOST_LINES = 8  # of a compile's error that are repeated
 _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
@@ -172,22 +172,6 @@ def _last_words(stderr: str) -> str:
     return "\n".join(reversed([*islice(last, _MOST_LINES)]))
 
 
-def travelling(costs: Costs, mapping: Mapping) -> list[tuple[str, int]]:
-    """The tied weights that Blocks on several IPUs read: names, and bytes."""
-    ties, ipu_of = costs.cuts.ties, _ipus(mapping)
-    weights = zip(ties.names, ties.nbytes, ties.blocks, strict=True)
-    return [
-        (name, nbytes)
-        for name, nbytes, blocks in weights
-        if len({ipu_of[block] for block in blocks}) > 1
-    ]
-
-
-def _ipus(mapping: Mapping) -> list[int]:
-    """The IPU of each Block, within its replica."""
-    return [stage.ipu for stage in mapping.stages for _ in stage.blocks]
-
-
 def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[str]:
     """The choice, what only a compile knows of it, and the script lines for it."""
     from ipuscope.planner.predict.memory_verdict import Answer
@@ -210,12 +194,14 @@ def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[s
             f"ipu-run: these are estimates, by a profile of micro-batch {own} x"
             f" {costs.micro_batches}: {again} compiles before it chooses"
         )
-    for name, nbytes in travelling(costs, mapping):
-        yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
+    ties = costs.cuts.ties
+    for one in ties.parted([stage.ipu for stage in mapping.stages for _ in stage.blocks]):
+        weight = f"{ties.names[one]} travels between IPUs: {ties.nbytes[one]:,} bytes"
+        yield f"ipu-run: the tied weight {weight}"
     ipus_of = [stage.ipu for stage in mapping.stages]
     for stage, ipu in enumerate(ipus_of):
         if ipu in ipus_of[:stage]:
-            names = ", ".join(costs.cuts.ties.names)
+            names = ", ".join(ties.names)
             tied = f", with the tied weight {names}" if names else ""
             yield f"ipu-run: stage {stage} is on IPU {ipu} again{tied}: quicker so"
     if made.modules:
@@ -225,7 +211,8 @@ def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[s
 def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     """The lines that give a script without Blocks this mapping."""
     mapping = made.best.mapping
-    blocks, ipus_of = list(made.blocks), _ipus(mapping)
+    blocks = list(made.blocks)
+    ipus_of = [stage.ipu for stage in mapping.stages for _ in stage.blocks]
     what = "these lines put them into the script"
     if len(blocks) > _MOST_BLOCK_LINES:
         what = f"it has {len(blocks)} parts to begin one, of which these lines begin the stages"

@@ -14,7 +14,6 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -368,19 +367,12 @@ def _placement(step: Step, folder: Path) -> Path:
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each piece of advice with its lines below it."""
     from ipuscope.profiler import units
+    from ipuscope.reports.tables import with_code
 
     return [
-        _with_code(f"{number}. {units.sentence(one.title)}:", one.code)
+        with_code(f"{number}. {units.sentence(one.title)}:", one.code)
         for number, one in enumerate(advices, 1)
     ]
-
-
-def _with_code(words: str, statements: Sequence[str]) -> Lines:
-    """Words, and below them the lines to write."""
-    from ipuscope.reports.tables import Lines, clean
-
-    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
-    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
 
 
 def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
@@ -393,7 +385,7 @@ def _verdict(
 ) -> list[Lines]:
     """The rate of the fastest compile, and all it takes to make the script so fast."""
     from ipuscope.planner.levers.registry import code
-    from ipuscope.reports.tables import say
+    from ipuscope.reports.tables import say, with_code
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)
@@ -404,7 +396,7 @@ def _verdict(
     if best is steps[0]:
         number = best.name.removeprefix(_ADVICE)
         return [say(f"{words}: that is advice {number}."), say(_command(args, best))]
-    lines = _with_code(f"{words}. Write this:", code(basis, best.levers))
+    lines = with_code(f"{words}. Write this:", code(basis, best.levers))
     return [lines, say(_command(args, best))]
 
 

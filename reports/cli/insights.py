@@ -14,7 +14,7 @@ from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page
+    from ipuscope.reports.tables import Page
 
 HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         import pandas as pd
 
         from ipuscope.planner.insights import Insight, insights
-        from ipuscope.reports.tables import Column, Page, Table, sentence
+        from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
 
         common.check_not_imported(report)
         findings = insights(report)
@@ -49,17 +49,9 @@ def run(args: argparse.Namespace) -> int:
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
-            _lines(f"{at}. {one.detail} {one.change_in_words}", one.code)
+            with_code(f"{at}. {one.detail} {one.change_in_words}", one.code)
             for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
 
     return common.each_profile(args, page)
-
-
-def _lines(words: str, statements: tuple[str, ...]) -> Lines:
-    """The words, followed by the statements to write."""
-    from ipuscope.reports.tables import Lines, clean
-
-    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
-    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))

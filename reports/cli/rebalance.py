@@ -236,13 +236,13 @@ def _groups(costs: Costs, words: str) -> list[list[int]]:
 
 def _parted(costs: Costs, assignment: Assignment) -> list[str]:
     """Sentences about weights that are read on several IPUs."""
-    ipus = [assignment.ipus[k] for k in assignment.stage_of(len(costs))]
+    ties = costs.cuts.ties
+    parted = ties.parted([assignment.ipus[k] for k in assignment.stage_of(len(costs))])
     return [
-        f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
-        " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
-        " on one)"
-        for name, blocks in zip(costs.cuts.ties.names, costs.cuts.ties.blocks, strict=True)
-        if len({ipus[block] for block in blocks}) > 1
+        f"{ties.names[one]} is read by {', '.join(costs.names[k] for k in ties.blocks[one])}, which"
+        " would be on different IPUs: it moves between them for every micro-batch (--together tied"
+        " keeps them on one)"
+        for one in parted
     ]
 
 
