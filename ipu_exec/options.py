@@ -102,6 +102,7 @@ class Options(Group):
             placement_accumulation=None,
             placement_promise={},
             placement_mapping=None,
+            outputs_as_one_replica=False,
             estimate_unknown_operators=False,
             lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
@@ -215,6 +216,7 @@ class Options(Group):
         if plan is None or plan.kind != kind:
             return
         values: dict[str, Any] = {"replication_factor": plan.replicas}
+        values["outputs_as_one_replica"] = self.replication_factor == 1
         if kind == "training":
             self.Training._set(gradient_accumulation=plan.accumulation)
             state = copy.deepcopy(self.TensorLocations.location_optimizer)

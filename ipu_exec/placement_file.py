@@ -231,27 +231,13 @@ def _mapping(path: Any, given: Any) -> PlannedMapping | None:
     return PlannedMapping(kind=kind, state_in_parts=in_parts, **counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The choices of ``ipu-run --num-ipus`` besides stages.
+def load_proposal(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The modules that begin Blocks of their names, of a file that `load_stages` accepts.
 
-    ``modules`` begin Blocks of their names; a call has at least ``micro_batches``.
+    Error if they are invalid.
     """
-
-    modules: tuple[str, ...]
-    micro_batches: int
-
-
-def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
-    """The proposal of a file that `load_stages` accepts, if any. Error if it is invalid."""
-    proposal = _content(path).get("proposed")
-    if proposal is None:
-        return None
-    try:
-        modules, micro_batches = proposal["modules"], int(proposal["micro_batches"])
-    except (TypeError, KeyError, ValueError):
-        raise Error(
-            f"placement {path}: 'proposed' has 'modules', a list of names, and 'micro_batches', a"
-            " number"
-        ) from None
-    return Proposal(tuple(str(name) for name in modules), micro_batches)
+    modules = _content(path).get("proposed", {"modules": []})
+    names = modules.get("modules") if isinstance(modules, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise Error(f"placement {path}: 'proposed' has 'modules', a list of names")
+    return tuple(names)

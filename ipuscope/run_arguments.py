@@ -60,7 +60,7 @@ _EXAMPLES = """examples:
   ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
   ipu-run --with half,micro-batch=8 --profile-dir out train.py     the same with levers pulled
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
-  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
+  ipu-run --num-ipus 4 train.py                         with the quickest mapping of its Blocks
                                                         (of its layers, where it names none)
   ipu-run --plan 16 --write plan.json train.py          the best mapping onto 16 IPUs
   ipu-run -m pytest tests                               a module, as python -m runs it
@@ -121,9 +121,9 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help=(
-            "put the script's Blocks on N IPUs by the quickest split, or its model's layers if"
-            " it names none: the script is compiled once for their costs (it runs up to its first"
-            " model twice)"
+            "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
+            " and replicas, in the micro-batches that are quickest by the costs of one compile (it"
+            " runs up to its first model twice)"
         ),
     )
     parser.add_argument("--ipus", help=argparse.SUPPRESS)  # the former name

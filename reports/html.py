@@ -24,7 +24,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights import Insight, insights
+from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.split_search import quickest
@@ -240,7 +240,12 @@ def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
     changes = insights(report)
     rows = [
-        (_gain(one), sentence(one.title), one.detail, "\n".join([one.change_in_words, *one.code]))
+        (
+            one.gain_in_words.replace("<=", "≤"),
+            sentence(one.title),
+            one.detail,
+            "\n".join([one.change_in_words, *one.code]),
+        )
         for one in changes
     ]
     note = (
@@ -248,13 +253,6 @@ def _insights(report: Report) -> Section:
         " of the fullest tile; ≤ marks a bound, ~ an estimate."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
-
-
-def _gain(one: Insight) -> str:
-    mark = "≤ " if one.at_most else "~" if one.estimate else ""
-    if one.gain_cycles:
-        return f"{mark}{one.gain_cycles:,}"
-    return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""
 
 
 def _lanes(report: Report) -> Lanes:

@@ -170,6 +170,12 @@ def clean(words: str) -> str:
     )
 
 
+def with_code(words: str, statements: Sequence[str]) -> Lines:
+    """Words, and below them the lines to write."""
+    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
+    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal on standard output; None without one. ``COLUMNS`` overrides it."""
     columns = os.environ.get("COLUMNS", "")

@@ -23,7 +23,7 @@ from dash import (
 )
 from werkzeug.serving import WSGIRequestHandler, run_simple
 
-from ipuscope.planner.advice import Relief, relief
+from ipuscope.planner.advice import Relief, relief, way_to_fit
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.profiler import ProfileError, Report, analysis
 from ipuscope.profiler.report import PREDICTED_NOTE
@@ -336,13 +336,14 @@ def _too_full(view: View) -> Any:
 def _relief(view: View) -> list[Any]:
     """What frees most memory on the worst tile, each with a link to its effect."""
 
-    def made() -> list[Relief]:
+    def made() -> tuple[list[Relief], str]:
         try:
-            return relief(view.report)
+            return relief(view.report), way_to_fit(view.report)
         except ValueError:
-            return []
+            return [], ""
 
-    reliefs = view.profiles.made(view.report, "relief", made)[:_MOST_RELIEFS]
+    every, way = view.profiles.made(view.report, "relief", made)
+    reliefs = every[:_MOST_RELIEFS]
     if not reliefs:
         return []
     rows = [
@@ -353,7 +354,7 @@ def _relief(view: View) -> list[Any]:
     ]
     alone = [one for one in reliefs if one.fits == Answer.FITS.value]
     lead = "What frees most of it:" if alone else "What frees most of it; none of these fits alone:"
-    return [html.P(lead, className="then"), html.Ol(rows, id="relief")]
+    return [html.P(lead, className="then"), html.Ol(rows, id="relief"), html.P(way)]
 
 
 def _relieved(one: Relief) -> str:

@@ -20,10 +20,11 @@ import torch
 import ipu_exec
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
-from ipu_exec.planning.first_call_plan import Asked, keys_of, plan_call, question_of
+from ipu_exec.planning.first_call_plan import Asked, plan_call, question_of
 from ipu_exec.session.call_plan import FirstCall
 from ipuscope.planner.mappings import Key, Mapping, Obtained, Plan, StagePlan
 from ipuscope.planner.mappings.compile_search import allows
+from ipuscope.planner.mappings.compile_waves import keys_of
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.profiler.timeline import closed_forms
 

@@ -1,40 +1,45 @@
-"""The placement that `ipu-run --num-ipus` chooses: the fastest by the profile of a compile."""
+"""The mapping that `ipu-run --num-ipus` chooses: the fastest by the profile of one compile."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipu_exec.commands.program import NOTHING_WRAPPED, WARNING, Program
 from ipu_exec.errors import Error
 from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
+from ipu_exec.script_levers import asked
 from ipu_exec.session.proposed_blocks import script_lines
 from ipuscope.profiler.timeline import closed_forms
+from ipuscope.profiler.units import count, per_second
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
 if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
-    from ipuscope.planner.search.split_search import Split
+    from ipuscope.planner.levers.levers import Basis
+    from ipuscope.planner.mappings import Plan
 
 _MOST_LINES = 8  # of a compile's error that are repeated
 _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
-def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
+def placement_for(ipus: int, program: Program, arguments: Sequence[str], alone: bool) -> str:
     """The path of a placement of the script's Blocks, or layers, on that many IPUs.
 
-    The file lasts as long as this process. Error if the script does not compile or nothing fits.
+    The file lasts as long as this process. ``alone``: no other instance shares its replicas. Error
+    if the script does not compile or nothing fits.
     """
     from ipuscope.planner.advice.relief import way_to_fit
-    from ipuscope.planner.costs.profile_costs import Costs
-    from ipuscope.planner.search.near_fits import or_close
+    from ipuscope.planner.levers.levers import Basis
+    from ipuscope.planner.mappings.plan_file import save
     from ipuscope.planner.search.refusal import nearest_in_words
     from ipuscope.profiler import ProfileError, open_report
 
@@ -43,40 +48,53 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     profile = _compiled(ipus, program, arguments, folder.name)
     try:
         with (
-            waiting(f"ipu-run: the quickest split onto {ipus} IPUs"),
+            waiting(f"ipu-run: the quickest mapping onto {ipus} IPUs") as say,
             open_report(profile) as report,
         ):
-            costs = Costs.from_report(report)
-            modules = list(report.options.get("proposedBlocks", ()))
-            if modules and len(costs) < ipus:
-                raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
+            basis = Basis.of(report)
+            costs, modules = basis.costs, tuple(report.options.get("proposedBlocks", ()))
             try:
-                split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
+                made = replace(_chosen(basis, ipus, alone, say), modules=modules)
             except ValueError as error:
-                near = nearest_in_words(costs, range(ipus), levers=True)
-                raise Error(
-                    f"--num-ipus {ipus}: {error}{near}. {way_to_fit(report, ipus)}"
-                ) from error
+                more = _more_samples(costs, ipus)
+                near = nearest_in_words(costs, range(ipus))
+                if not more:
+                    near = f"{near}. {way_to_fit(report, ipus)}"
+                raise Error(f"--num-ipus {ipus}: {error}{more or near}") from error
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
-    if split.prediction.problems:
-        problems = "; ".join(split.prediction.problems)
-        raise Error(f"--num-ipus {ipus}: {problems}{_more_samples(costs, ipus)}")
-    path = os.path.join(folder.name, "placement.json")
-    _write(path, costs, split, modules)
-    for line in _choice_lines(costs, split, ipus, modules):
+    again = shlex.join(["ipu-run", "--tune", str(ipus), *program.words, *arguments])
+    for line in _choice_lines(costs, made, ipus, again):
         print(line, file=sys.stderr)
-    return path
+    return str(save(made, os.path.join(folder.name, "placement.json")))
 
 
-def _too_few_parts(costs: Costs) -> str:
-    """Why a model without Blocks has too few to begin any, and what to write."""
-    parts = ", ".join(costs.names)
-    return (
-        f"the model names no Blocks, and has {len(costs)} parts that could be one: {parts}. Take at"
-        f" most {len(costs)} IPUs, or make a large part several modules that are called one after"
-        " another (a recurrent layer of several layers is one module)"
-    )
+def _chosen(basis: Basis, ipus: int, alone: bool, say: Say) -> Plan:
+    """The mapping that the profile promises most of; the training stays what the script has.
+
+    So do a micro-batch over which batch norms take their statistics, replicas that are the
+    script's or of several instances, and what ``--with`` says.
+    """
+    from ipu_exec.machine import target
+    from ipu_exec.planning.engine import RingsOnTarget
+    from ipuscope.planner.levers.registry import cuts
+    from ipuscope.planner.mappings.from_profile import best_by_profile
+
+    levers, report = asked(), basis.report
+    every_n = "EveryN" in str(report.options.get("outputMode"))
+    fixed: dict[str, Any] = {}
+    if basis.costs.replicas > 1 or not alone or every_n or levers.micro_batches:
+        fixed["r"] = basis.costs.replicas
+    if every_n or levers.micro_batches:
+        fixed["accumulation"] = basis.costs.micro_batches
+    if levers.recompute:
+        fixed["recompute"] = levers.recompute == "yes"
+    if levers.state:
+        fixed["state"] = levers.state == "off-chip"
+    norms = basis.costs.training and report.ops["aten"].str.contains("batch_norm").any()
+    sizes = [] if norms or levers.micro_batch else [size for size, _ in cuts(basis, 1)]
+    rings = RingsOnTarget(target(report.target.name))
+    return best_by_profile(basis, ipus, rings, sizes, fixed, lambda news: say(news.what))
 
 
 def _more_samples(costs: Costs, ipus: int) -> str:
@@ -154,75 +172,55 @@ def _last_words(stderr: str) -> str:
     return "\n".join(reversed([*islice(last, _MOST_LINES)]))
 
 
-def quickest(costs: Costs, ipus: int) -> Split:
-    """The fastest split onto that many IPUs, one stage each or with one that comes back.
-
-    `ipu-report rebalance`'s search: nothing that overflows while another fits; ValueError if
-    none.
-    """
-    from ipuscope.planner.search.split_search import best_split, quickest_split, returning
-
-    lists = [tuple(range(ipus)), *returning(ipus, costs)]
-    try:
-        return quickest_split(costs, lists)
-    except ValueError:
-        return best_split(costs, ipus)  # why one stage an IPU does not fit, or cannot run
-
-
-def travelling(costs: Costs, split: Split) -> list[tuple[str, int]]:
-    """The tied weights that Blocks on several IPUs read: names, and bytes."""
-    assignment, ties = split.prediction.assignment, costs.cuts.ties
-    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
-    weights = zip(ties.names, ties.nbytes, ties.blocks, strict=True)
-    return [
-        (name, nbytes)
-        for name, nbytes, blocks in weights
-        if len({ipu_of[block] for block in blocks}) > 1
-    ]
-
-
-def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> None:
-    from ipuscope.planner.predict.what_if import placement_file
-
-    content = placement_file(costs, split.prediction.assignment)
-    content.pop("accumulation", None)  # a call's samples stay as many: they are cut into more
-    content["proposed"] = {"modules": list(modules), "micro_batches": costs.micro_batches}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-
-
-def _choice_lines(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
-    """The choice, and the script lines for it."""
+def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[str]:
+    """The choice, what only a compile knows of it, and the script lines for it."""
     from ipuscope.planner.predict.memory_verdict import Answer
 
-    assignment = split.prediction.assignment
-    spans = assignment.spans(len(costs))
-    stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
-    total = split.prediction.total
+    best, mapping, own = made.best, made.best.mapping, costs.samples // costs.replicas
+    stages = " | ".join(", ".join(stage.blocks) for stage in mapping.stages)
     turn = "a weight update" if costs.training else "a device iteration"
-    yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles {turn} predicted)"
-    fullest = min(split.prediction.memory, key=lambda one: one.free)
-    if fullest.answer is not Answer.FITS:
+    yield (
+        f"ipu-run: on {count(ipus, 'IPU')}: {stages} ({mapping}: {best.cycles:,} cycles {turn},"
+        f" {per_second(best.rate)} samples/s predicted)"
+    )
+    used = mapping.attached // (mapping.shards * (mapping.replicas if costs.replicas > 1 else 1))
+    if used < ipus:
+        free = f"{count(ipus - used, 'IPU')} {'is' if ipus - used == 1 else 'are'} free"
+        yield f"ipu-run: {free}: no mapping onto more is quicker"
+    if best.memory != Answer.FITS:
+        yield f"ipu-run: memory: {best.memory}. {again} compiles before it chooses"
+    elif mapping.micro_batch != own or (mapping.accumulation == 1) != (costs.micro_batches == 1):
         yield (
-            f"ipu-run: the memory of IPU {fullest.ipu} is {fullest}. ipu-run --tune {ipus} also"
-            " tries other micro-batches, replicas and recomputation"
+            f"ipu-run: these are estimates, by a profile of micro-batch {own} x"
+            f" {costs.micro_batches}: {again} compiles before it chooses"
         )
-    for name, nbytes in travelling(costs, split):
-        yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
-    for stage, ipu in enumerate(assignment.ipus):
-        if ipu in assignment.ipus[:stage]:
-            names = ", ".join(costs.cuts.ties.names)
+    ties = costs.cuts.ties
+    for one in ties.parted([stage.ipu for stage in mapping.stages for _ in stage.blocks]):
+        weight = f"{ties.names[one]} travels between IPUs: {ties.nbytes[one]:,} bytes"
+        yield f"ipu-run: the tied weight {weight}"
+    ipus_of = [stage.ipu for stage in mapping.stages]
+    for stage, ipu in enumerate(ipus_of):
+        if ipu in ipus_of[:stage]:
+            names = ", ".join(ties.names)
             tied = f", with the tied weight {names}" if names else ""
             yield f"ipu-run: stage {stage} is on IPU {ipu} again{tied}: quicker so"
-    if not modules:
-        return
-    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
-    chosen = list(range(len(costs)))
+    if made.modules:
+        yield from _script_lines(made, costs.training)
+
+
+def _script_lines(made: Plan, training: bool) -> Iterator[str]:
+    """The lines that give a script without Blocks this mapping."""
+    mapping = made.best.mapping
+    blocks = list(made.blocks)
+    ipus_of = [stage.ipu for stage in mapping.stages for _ in stage.blocks]
     what = "these lines put them into the script"
-    if len(chosen) > _MOST_BLOCK_LINES:
-        chosen = list(assignment.starts)
-        what = f"it has {len(costs)} parts to begin one, of which these lines begin the stages"
+    if len(blocks) > _MOST_BLOCK_LINES:
+        what = f"it has {len(blocks)} parts to begin one, of which these lines begin the stages"
+        blocks = [stage.blocks[0] for stage in mapping.stages]
+        ipus_of = [stage.ipu for stage in mapping.stages]
+    elif len(mapping.stages) == 1:
+        what, blocks, ipus_of = "one IPU has all its layers, and these lines the rest", [], []
     yield f"ipu-run: the model names no Blocks; {what}, before it is wrapped (model: your module):"
-    blocks, ipus_of = [costs.names[k] for k in chosen], [ipu_of[k] for k in chosen]
-    lines = script_lines(blocks, ipus_of, costs.micro_batches, costs.training)
-    yield from (f"  {line}" for line in lines)
+    lines = [*script_lines(blocks, ipus_of, mapping.accumulation, training)]
+    lines += [f"options.replicationFactor({mapping.replicas})"] * (mapping.replicas > 1)
+    yield from (f"  {line}" for line in lines or ["(none)"])

@@ -174,7 +174,9 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
     if args.lenient:
         os.environ[LENIENT_VARIABLE] = "1"
     if args.num_ipus is not None:  # its compile has the levers and the leniency from above
-        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
+        os.environ[PLACEMENT_VARIABLE] = placement_for(
+            args.num_ipus, program, args.args, args.instances is None
+        )
     if args.profile_dir is not None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 

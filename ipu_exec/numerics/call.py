@@ -32,6 +32,7 @@ class CallPlan:
     instance: int = 0  # which of the processes that share the replicas this is
     instances: int = 1
     norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
+    outputs_as_one: bool = False  # Final and Sum: as of a script that knows of no replicas
 
     @property
     def total_replicas(self) -> int:
@@ -67,8 +68,9 @@ class Outputs:
     """Stores the micro-batches' outputs that the output mode returns, and joins them.
 
     Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all.
-    Each replica's are concatenated along dimension 0, replicas innermost. Several scalars become
-    a vector, one stays a scalar. As on an IPU, int64 and float64 become int32 and float32.
+    Each replica's are concatenated along dimension 0, replicas innermost; ``outputs_as_one``: Final
+    is the last replica's, which has the last samples, and Sum is over all replicas. Several scalars
+    become a vector, one stays a scalar. As on an IPU, int64 and float64 become int32 and float32.
     """
 
     plan: CallPlan
@@ -79,6 +81,8 @@ class Outputs:
         """Add the model's result for one micro-batch."""
         learn(returned)
         index, plan = iteration * self.plan.accumulation + step, self.plan
+        if plan.outputs_as_one and plan.output_mode in (OutputMode.Final, OutputMode.Sum):
+            replica = 0  # one after another: the last one's stay
         if plan.output_mode is OutputMode.Sum:
             so_far = self._returned.get((0, replica))
             leaves, together = taken_apart(map_leaves(_copied, returned))

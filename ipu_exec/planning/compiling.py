@@ -26,20 +26,15 @@ from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from ipu_exec.planning.phased_costs import has_one_block_a_stage, phased_costs
 from ipuscope.planner.costs.all_reduce import Rings
-from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings import Key, Obtained, StagePlan
 from ipuscope.planner.mappings import Mapping as Mapped
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.mappings.phased_costs import Cut, PhasedCosts
 from ipuscope.planner.mappings.priced import Priced
-from ipuscope.profiler import ProfileWriter, Report, open_report
-from ipuscope.profiler.confidence import likely_error
-from ipuscope.profiler.enums import Direction
+from ipuscope.profiler import ProfileWriter, open_report
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.timeline.tile_usage import what_it_needs
 
-_WORK = (Direction.FORWARD, Direction.BACKWARD)
-_EXCHANGED = ("exchange", "sync")
 _AGAIN = "_Popart.autoRecomputation"
 
 
@@ -67,7 +62,7 @@ def compiled(
         path = Path(folder) / "profile.pop"
         write_profile(executable, path)
         with open_report(path) as report:
-            priced = _priced(report, key)
+            priced = Priced.from_report(report, key)
     return Compiled(priced, _obtained(executable))
 
 
@@ -79,29 +74,6 @@ def write_profile(executable: Executable, path: Path) -> None:
         writer.add(batch)
     writer.publish()
     writer.close()
-
-
-def _priced(report: Report, key: Key) -> Priced:
-    costs = Costs.from_report(report)
-    ops = report.ops
-    work = ops["direction"].isin(_WORK)
-    return Priced(
-        key,
-        # another mapping's stages save memory in ways of their own
-        replace(costs, choices=(), measured=False),
-        _exchanged(report),
-        int(ops["flops"][work].sum()),
-        likely_error(report) or 0.0,
-    )
-
-
-def _exchanged(report: Report) -> float:
-    """Share of the cycles of Blocks' steps in which tiles exchange and synchronise."""
-    steps = report.steps_as_run()
-    block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
-    cycles = block_steps.groupby("kind")["cycles"].sum()
-    total = float(cycles.sum())
-    return float(cycles.reindex(list(_EXCHANGED), fill_value=0).sum()) / total if total else 0.0
 
 
 def _obtained(executable: Executable) -> Obtained:

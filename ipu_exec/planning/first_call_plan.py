@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from ipu_exec.planning.engine import Compiles
 from ipu_exec.planning.workers import workers_of
 from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
-from ipuscope.planner.mappings import Key, Plan, Question
+from ipuscope.planner.mappings import Plan, Question
 from ipuscope.planner.mappings.compile_search import plan, verified
+from ipuscope.planner.mappings.compile_waves import keys_of
 from ipuscope.planner.mappings.question import (
     OBJECTIVES,
     RECOMPUTE,
@@ -143,21 +143,6 @@ def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[f
     own = Counter(options.available_memory_proportion.values()) or Counter([USUAL_PROPORTION])
     by_ipus = [share for share, _ in own.most_common()]
     return asked.proportions or tuple(dict.fromkeys([*by_ipus, *USUAL_PROPORTIONS]))
-
-
-def keys_of(question: Question) -> list[Key]:
-    """Every compile for costs that the question may want, the script's own first."""
-    keys = [
-        Key(shards, size, proportion, 0, accumulates, keeps)
-        for keeps, proportion, shards, accumulates, size in product(
-            question.keeps,
-            question.proportions,
-            question.shards,
-            (True, False),
-            question.micro_batches,
-        )
-    ]
-    return [key for key in keys if question.global_batch % key.micro_batch == 0]
 
 
 def plan_model(  # noqa: PLR0913 - what the command has options for

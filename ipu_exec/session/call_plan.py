@@ -30,6 +30,7 @@ def plan_call(options: Options, training: bool) -> CallPlan:
         input_group_type=options.input_group_type,
         output_mode=mode,
         output_period=options.output_return_period,
+        outputs_as_one=options.outputs_as_one_replica,
         reduction=options.Training.accumulation_and_replication_reduction_type,
         strategy=options.Training.mean_accumulation_and_replication_reduction_strategy,
         instance=options.Distributed.processId,

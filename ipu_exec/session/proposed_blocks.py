@@ -42,26 +42,23 @@ def asked_stages() -> int:
 def prepare(
     model: torch.nn.Module, options: Options, training: bool, inputs: Any
 ) -> Options | None:
-    """Before a compile: the options for the stages that `ipu-run --num-ipus` requests or chose.
+    """Before a compile: the options for the stages that `ipu-run --num-ipus` wants costs for.
 
-    Its choice, in the placement file, is the modules that begin Blocks and a number of
-    micro-batches. None if no stages were requested.
+    A placement file may have modules that begin Blocks, and stages of a plan for the script's other
+    model, in training or inference, which need micro-batches here. None if there is neither.
     """
-    proposal = load_proposal(options.placement) if options.placement else None
-    stages = asked_stages() if proposal is None else len(options.execution_strategy.stages)
+    stages = asked_stages()
+    if options.placement:
+        begin_blocks(model, load_proposal(options.placement))
+        plan, kind = options.placement_mapping, "training" if training else "inference"
+        of_other = plan is not None and plan.kind != kind
+        stages = len(options.execution_strategy.stages) if of_other else 0
     if not stages:
         return None
-    begin_blocks(model, proposal.modules if proposal is not None else ())
     if options.execution_strategy.kind != PipelinedExecution.kind:
         return options
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     samples = gcd(*(tensor.shape[0] for tensor in tensors if tensor.dim())) or 1
-    if proposal is not None and training:
-        return deep_enough(options, training, proposal.micro_batches, samples)
-    if proposal is not None:
-        return deep_enough(
-            options, training, closed_forms.pipeline_stages(stages, training), samples
-        )
     # One more for a tied weight, whose last stage may return to an IPU, if samples suffice.
     for count in (stages + 1, stages) if has_tied_weights(model) else (stages,):
         with contextlib.suppress(PipelineDepthError):

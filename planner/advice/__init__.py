@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipuscope.planner.advice.relief import Relief, relief
+from ipuscope.planner.advice.relief import Relief, relief, way_to_fit
 from ipuscope.planner.advice.search import (
     Advice,
     Advised,
@@ -32,4 +32,5 @@ __all__ = [
     "predicted",
     "relief",
     "too_large",
+    "way_to_fit",
 ]

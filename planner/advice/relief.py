@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
@@ -17,7 +17,7 @@ from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
-from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.predict.what_if import Assignment, memory_of
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
@@ -72,15 +72,22 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
     return sorted(reliefs, key=lambda one: -one.freed)
 
 
-def fewest_changes(report: Report, ipus: int = 0) -> str:
-    """The smallest combination of levers with which every IPU fits, and one command for it.
+@dataclass(frozen=True)
+class Fewest:
+    """The smallest combination of levers with which every IPU fits: words, and one command."""
+
+    levers: Levers
+    title: str
+    command: str
+
+
+def fewest_changes(basis: Basis, ipus: int = 0) -> Fewest | None:
+    """The smallest combination of levers with which every IPU fits; None if none of up to three.
 
     By the profile's costs: a compile decides. ``ipus``: onto so many, with the quickest split of
     their Blocks (default: the profiled stages; another split if none of these fits). Of
-    combinations of as many levers the quickest, in half precision only if no other fits. "" if none
-    of up to three levers does. ValueError if the profile has no costs of Blocks.
+    combinations of as many levers the quickest, in half precision only if no other fits.
     """
-    basis = basis_of(report)
     single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
     if basis.micro_batch > 3:
         single.append(Levers(micro_batch=1))
@@ -90,64 +97,87 @@ def fewest_changes(report: Report, ipus: int = 0) -> str:
             if len({name for one in some for name in one.pulled}) < number:
                 continue
             levers = reduce(Levers.over, some, Levers())
-            cycles = _cycles_if_it_fits(basis, levers, ipus)
-            if cycles is not None:
-                fitting.append((cycles, levers))
+            found = _that_fits_with(basis, levers, ipus)
+            if found is not None:
+                fitting.append((levers.half, *found, levers))
         if fitting:
-            (_, split), levers = min(fitting, key=lambda one: (one[1].half, one[0]))
-            return _one_command(report, basis, levers, ipus or split)
-    return ""
+            _, _, split, levers = min(fitting, key=lambda one: one[:2])
+            return _as_one(basis, levers, split)
+    return None
 
 
-def way_to_fit(report: Report, ipus: int = 0) -> str:
-    """`fewest_changes` as a sentence; if there are none, the IPUs that the model needs as it is."""
-    changes = fewest_changes(report, ipus)
-    if changes:
-        return f"The fewest changes with which every IPU fits: {changes}"
-    basis, where = basis_of(report), f" on {count(ipus, 'IPU')}" if ipus else ""
+def way_to_fit(
+    report: Report, ipus: int = 0, compiled: Callable[[Levers], bool] | None = None
+) -> str:
+    """What would make it fit, in sentences: `fewest_changes`, or the IPUs that it needs as it is.
+
+    ``compiled``: compiles with levers, and says whether it then fits; without, this is a
+    prediction. ValueError if the profile has no costs of Blocks.
+    """
+    basis = basis_of(report)
+    one = report.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
+    if one is not None:
+        how = "by the profile's costs; compile to know"
+        if compiled is not None:
+            how = "compiled: it fits" if compiled(one.levers) else "compiled: it does not fit"
+        words = f"The fewest changes with which every IPU fits: {one.title} ({how})"
+        return f"{words}: {one.command}"
+    where = f" on {count(ipus, 'IPU')}" if ipus else ""
     words = f"No combination of up to three levers makes it fit{where}, by the profile's costs."
     if not basis.can_split:
         return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
     least = fewest_stages(basis.costs, choices)
     if least > len(basis.costs):
-        return f"{words} With the present settings one Block alone does not fit on an IPU."
+        return f"{words} {_too_large(basis.costs)}"
     return f"{words} With the present settings it needs at least {count(least, 'IPU')}."
 
 
-def _cycles_if_it_fits(basis: Basis, levers: Levers, ipus: int) -> tuple[float, int] | None:
-    """Cycles a sample, and on how many IPUs another split is: 0 for the profiled one.
+def _too_large(costs: Costs) -> str:
+    """Names the Block that takes most of an IPU of its own, and the way out."""
+    every = range(len(costs))
+    saving = (ALL_CHOICES[-1] if costs.training else Choice.profiled(costs),) * len(costs)
+    alone = memory_of(costs, Assignment((*every,), (*every,), saving))
+    block = costs.names[min(every, key=lambda k: alone[k].free)]
+    return (
+        f"Block {block} alone is more than an IPU holds, whatever is saved: cut its tensors over"
+        " several IPUs (Options.tensorSharding), or make it more Blocks."
+    )
 
-    None if no split fits.
-    """
+
+def _that_fits_with(
+    basis: Basis, levers: Levers, ipus: int
+) -> tuple[float, Assignment | None] | None:
+    """Cycles a sample, and another split where the profiled one does not do; None: none fits."""
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
     other_size = bool(levers.micro_batch)
     if not ipus and memory_in_words(basis.memory_with(levers), other_size) == Answer.FITS:
-        return basis.cycles_with(levers) / samples, 0
+        return basis.cycles_with(levers) / samples, None
+    stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
         return None
     choice = (Choice(levers.recompute or costs.recompute, costs.offload or bool(levers.state)),)
-    count = ipus or max(costs.ipus) + 1
     try:
-        split = best_split(costs, count, choices=choice if costs.training else ())
+        split = best_split(costs, stages, choices=choice if costs.training else ())
     except ValueError:
         return None
     fits = memory_in_words(split.prediction.memory, other_size) == Answer.FITS
-    runs = fits and not split.prediction.problems
-    return (split.prediction.total / samples, count) if runs else None
+    if not fits or split.prediction.problems:
+        return None
+    return split.prediction.total / samples, split.prediction.assignment
 
 
-def _one_command(report: Report, basis: Basis, levers: Levers, ipus: int) -> str:
-    """The words of a combination, and the command that compiles the script with it."""
-    made = Provenance.of(report)
-    count = ipus or made.num_ipus
-    words = ["ipu-run", *(["--num-ipus", str(count)] if count else [])]
+def _as_one(basis: Basis, levers: Levers, split: Assignment | None) -> Fewest:
+    """A combination, with the command that compiles the script with it."""
+    made = Provenance.of(basis.report)
+    number = len(set(split.ipus)) if split is not None else made.num_ipus
+    words = ["ipu-run", *(["--num-ipus", str(number)] if number else [])]
     words += ["--with", both] if (both := merged(made.levers, argument(levers))) else []
     command = shlex.join([*words, made.script or "SCRIPT", *made.arguments])
     what = [title(basis, levers)] if levers.pulled else []
-    what += ["the quickest split"] if ipus else []
-    return f"{' and '.join(what)} (by the profile's costs; compile to know): {command}"
+    what += ["the quickest split"] if split is not None else []
+    return Fewest(replace(levers, split=split), " and ".join(what), command)
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:

@@ -110,10 +110,10 @@ def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     best = _together(basis, allowed, splits and bool(now), single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
-    several = len(best.pulled) > 1 and together.samples_per_second >= most
-    if not several or not _gains(together, now):
-        return Advised(present, tuple(single), None)
-    return Advised(present, tuple(one for one in single if one.levers != best), together)
+    # a micro-batch traded for accumulation is one lever, and among the single ones
+    several = len(best.pulled) > 1 and best not in [one.levers for one in single]
+    several = several and together.samples_per_second >= most and _gains(together, now)
+    return Advised(present, tuple(single), together if several else None)
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:

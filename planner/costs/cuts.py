@@ -27,6 +27,10 @@ class Ties:
     def __len__(self) -> int:
         return len(self.names)
 
+    def parted(self, ipus: Sequence[int] | np.ndarray) -> list[int]:
+        """Those whose Blocks are on several IPUs. ``ipus``: the IPU of each Block."""
+        return [tie for tie, blocks in enumerate(self.blocks) if len({ipus[b] for b in blocks}) > 1]
+
     def reads_before(self, blocks: int) -> np.ndarray:
         """How many Blocks before each read a weight that is another's: int64[tie, Block + 1]."""
         if blocks not in self._cached_reads:

@@ -59,7 +59,8 @@ def split(
     assignment = best.prediction.assignment
     fewer, less = _in_words(costs, present, best.prediction)
     detail = f"{waited} The quickest split{fewer} {less}."
-    ended = sum(one.gain_cycles for one in travelling) if _no_tie_travels(costs, assignment) else 0
+    parted = costs.cuts.ties.parted(np.array(assignment.ipus)[assignment.stage_of(len(costs))])
+    ended = 0 if parted else sum(one.gain_cycles for one in travelling)
     if ended >= gain:
         return []  # `travelling` says it
     if 2 * ended > gain:  # the uneven stages are not what costs most
@@ -184,12 +185,6 @@ def _only_if_even(
             at_most=True,
         )
     ]
-
-
-def _no_tie_travels(costs: Costs, assignment: Assignment) -> bool:
-    """Whether all Blocks that share a weight are on its IPU."""
-    ipu_of = np.array(assignment.ipus)[assignment.stage_of(len(costs))]
-    return all(len(set(ipu_of[list(blocks)].tolist())) == 1 for blocks in costs.cuts.ties.blocks)
 
 
 def _paced_by(report: Report) -> tuple[int, ...]:

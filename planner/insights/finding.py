@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.planner.levers.waits import Waits
-from ipuscope.profiler.units import sentence
+from ipuscope.profiler.units import sentence, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,14 @@ class Insight:
     waits: Waits | None = None
     code: tuple[str, ...] = ()
     changes_batch: bool = False
+
+    @property
+    def gain_in_words(self) -> str:
+        """Cycles, or bytes with their unit, '<=' a bound and '~' an estimate; "": not known."""
+        mark = "<= " if self.at_most else "~" if self.estimate else ""
+        if self.gain_cycles:
+            return f"{mark}{self.gain_cycles:,}"
+        return f"{mark}{size(self.gain_bytes)}" if self.gain_bytes else ""
 
     @property
     def change_in_words(self) -> str:

@@ -43,7 +43,7 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     if not basis.can_split:
         yield from _refused(basis, advised)
     keeping = advise_on(basis).together  # changes nothing in the training
-    if keeping is not None and keeping.levers not in [advice.levers for advice in advised.single]:
+    if keeping is not None:
         yield _together(basis, keeping, advised.present)
 
 

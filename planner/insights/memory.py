@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ipuscope.planner.advice.relief import in_words, relief_on
+from ipuscope.planner.advice.relief import in_words, relief_on, way_to_fit
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights.finding import Insight
@@ -51,8 +51,9 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
     """The changes that free most of the IPU's fullest tile, each with its command below it."""
-    reliefs = relief_on(basis, ipu) if basis is not None else []
-    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(reliefs))
+    if basis is None or not (lines := in_words(relief_on(basis, ipu))):
+        return ()
+    return *(line.replace("): ", "):\n    ", 1) for line in lines), way_to_fit(basis.report)
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:

@@ -54,7 +54,6 @@ def plan(
     engine: Engine,
     keys: Sequence[Key],
     on_news: Callable[[News], None] = lambda news: None,
-    blocks: tuple[str, ...] = (),
 ) -> Plan:
     """The best mappings for the question. NoMapping where nothing fits.
 
@@ -84,7 +83,7 @@ def plan(
         raise NoMapping(
             plan_words.no_mapping(state.priced.values(), state.left_out, question, engine)
         )
-    return _plan_of(state, blocks)
+    return _plan_of(state)
 
 
 def _in_one_pipeline(state: State, keys: Sequence[Key], own: Mapping | None) -> None:
@@ -114,7 +113,7 @@ def _come_back(state: State) -> None:
             add(state, candidate)
 
 
-def _plan_of(state: State, blocks: tuple[str, ...]) -> Plan:
+def _plan_of(state: State) -> Plan:
     """Best first; those that turned out not to run come last."""
     question = state.question
     ranked = sorted(state.candidates, key=state.worth, reverse=True)
@@ -128,7 +127,7 @@ def _plan_of(state: State, blocks: tuple[str, ...]) -> Plan:
     draft = Plan(
         question,
         tuple(ranked),
-        blocks or some.names,
+        some.names,
         gap=gap,
         left_out=tuple(state.left_out),
         stopped=state.stopped,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -23,6 +24,21 @@ _A_WAVE = 3  # of them at a time
 _NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
 # of a key
 _RESPECTS = ("micro_batch", "proportion", "shards", "keeps", "in_parts", "accumulates")
+
+
+def keys_of(question: Question) -> list[Key]:
+    """Every compile for costs that the question may want, the script's own first."""
+    keys = [
+        Key(shards, size, proportion, 0, accumulates, keeps)
+        for keeps, proportion, shards, accumulates, size in product(
+            question.keeps,
+            question.proportions,
+            question.shards,
+            (True, False),
+            question.micro_batches,
+        )
+    ]
+    return [key for key in keys if question.global_batch % key.micro_batch == 0]
 
 
 def price(state: State, keys: Sequence[Key]) -> None:

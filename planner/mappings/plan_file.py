@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ipuscope.planner.mappings.mapping import Mapping, StagePlan
-from ipuscope.planner.mappings.plan import SHARES, Candidate, Obtained, Plan
-from ipuscope.planner.mappings.question import Question
+from ipuscope.planner.mappings.mapping import StagePlan
+from ipuscope.planner.mappings.plan import SHARES, Candidate, Plan
 
 FORMAT, VERSION = "ipuscope placement", 2
 MOST_BYTES = 64 << 20
+MAX_IPUS = 256
 
 
 class PlanError(Exception):
@@ -45,7 +45,6 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
         "micro_batches": mapping.accumulation,
         "samples": mapping.samples,
     }
-    proposed = {"modules": list(plan.modules), "micro_batches": mapping.accumulation}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -60,7 +59,7 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
             "state_in_parts": mapping.in_parts,
             "script_samples": plan.script_samples or mapping.samples,
         },
-        **({"proposed": proposed} if plan.modules else {}),
+        **({"proposed": {"modules": list(plan.modules)}} if plan.modules else {}),
         **({"levers": plan.levers} if plan.levers else {}),
         "planned": promise,
     }
@@ -113,120 +112,37 @@ def load(path: str | os.PathLike[str]) -> Plan:
         raise PlanError(path, "is a placement file, and holds no plan beside it")
     try:
         return _plan(content["plan"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(path, f"is broken: its plan makes no sense ({error!r})") from error
 
 
 def _plan(content: dict[str, Any]) -> Plan:
-    blocks = _strings(content["blocks"])
-    candidates = tuple(_candidate(one, blocks) for one in content["candidates"])
-    if not candidates:
+    """The plan; ValueError, TypeError or KeyError where it is none."""
+    import msgspec  # which --help goes without
+
+    blocks = content["blocks"]
+    for candidate in content["candidates"]:
+        for stage in candidate["mapping"]["stages"]:
+            first, count = stage["blocks"]
+            stage["blocks"] = blocks[first : first + count]
+    plan = msgspec.convert(content, Plan)
+    if not plan.candidates:
         raise ValueError("there are no candidates")
-    return Plan(
-        _question(content["question"]),
-        candidates,
-        blocks,
-        _strings(content["why"]),
-        _number(content["gap"]),
-        _strings(content["left_out"]),
-        str(content["stopped"]),
-        _strings(content["modules"]),
-        str(content["model"]),
-        str(content["command"]),
-        str(content.get("levers", "")),
-        int(content["compiles"]),
-        int(content["cached"]),
-        _number(content["seconds"]),
-        _number(content["clock_hz"]),
-        _strings(content["notes"]),
-        int(content["script_samples"]),
-    )
+    for candidate in plan.candidates:
+        _check(candidate, plan.blocks)
+    return plan
 
 
-def _question(content: dict[str, Any]) -> Question:
-    return Question(
-        int(content["ipus"]),
-        int(content["global_batch"]),
-        tuple(int(one) for one in content["micro_batches"]),
-        tuple(_number(one) for one in content["proportions"]),
-        tuple(int(one) for one in content["shards"]),
-        {str(name): value for name, value in content["fixed"].items()},
-        str(content["objective"]),
-        _number(content["budget"]),
-        bool(content["training"]),
-        _strings(list(content.get("suggested", ()))),
-        tuple(one is True for one in content.get("keeps", [False])),
-    )
-
-
-def _candidate(content: dict[str, Any], blocks: tuple[str, ...]) -> Candidate:
-    came = content["obtained"]
-    return Candidate(
-        _mapping(content["mapping"], blocks),
-        int(content["cycles"]),
-        _number(content["samples_per_second"]),
-        _number(content["seconds"]),
-        int(content["fullest"]),
-        int(content["limit"]),
-        str(content["memory"]),
-        {name: _number(content["shares"][name]) for name in SHARES},
-        bool(content["proven"]),
-        _number(content["gap"]),
-        None
-        if came is None
-        else Obtained(int(came["cycles"]), int(came["fullest"]), str(came["problem"])),
-        _number(content.get("error", 0.0)),
-        content.get("own") is True,
-    )
-
-
-def _mapping(content: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
-    stages = tuple(_stage_plan(stage, blocks) for stage in content["stages"])
-    if sum(len(stage.blocks) for stage in stages) != len(blocks):
+def _check(candidate: Candidate, blocks: tuple[str, ...]) -> None:
+    """ValueError for numbers that no mapping has."""
+    mapping = candidate.mapping
+    if tuple(name for stage in mapping.stages for name in stage.blocks) != blocks:
         raise ValueError("its stages do not have every Block once")
-    return Mapping(
-        _positive(content["shards"]),
-        _positive(content["replicas"]),
-        stages,
-        _positive(content["micro_batch"]),
-        _positive(content["accumulation"]),
-        _number(content["proportion"]),
-        bool(content["in_parts"]),
-        _positive(content["phases"]),
-    )
-
-
-def _stage_plan(content: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
-    first, count = (int(one) for one in content["blocks"])
-    stage_blocks = blocks[first : first + count]
-    if first < 0 or count < 1 or len(stage_blocks) != count:
-        raise ValueError(f"Blocks {first} to {first + count} of {len(blocks)}")
-    recompute = content["recompute"]
-    if recompute is not None and not isinstance(recompute, bool):
-        raise ValueError(f"recompute is {recompute!r}")
-    ipu = int(content["ipu"])
-    if not 0 <= ipu < 256:
-        raise ValueError(f"IPU {ipu}")
-    phase = int(content.get("phase", 0))
-    if not 0 <= phase < len(blocks):
-        raise ValueError(f"phase {phase}")
-    off_chip, proportion = bool(content["state_off_chip"]), _number(content.get("proportion", 0.0))
-    return StagePlan(ipu, stage_blocks, recompute, off_chip, phase, proportion)
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, not {value!r}")
-    return tuple(str(one) for one in value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"expected a number, not {value!r}")
-    return float(value)
-
-
-def _positive(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"expected a positive integer, not {value!r}")
-    return value
+    if not set(SHARES) <= set(candidate.shares):
+        raise ValueError(f"its shares are not {', '.join(SHARES)}")
+    counts = (mapping.shards, mapping.replicas, mapping.micro_batch, mapping.accumulation)
+    if min(*counts, mapping.phases) < 1:
+        raise ValueError(f"{mapping} has numbers below 1")
+    for stage in mapping.stages:
+        if not (0 <= stage.ipu < MAX_IPUS and 0 <= stage.phase < len(blocks)):
+            raise ValueError(f"a stage is on IPU {stage.ipu} in phase {stage.phase}")

@@ -14,13 +14,12 @@ from ipuscope.planner.mappings.phased_search import least_full
 from ipuscope.planner.mappings.plan import SHARES, Candidate, Plan
 from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of, places
 from ipuscope.planner.mappings.question import Question
-from ipuscope.planner.predict.what_if import Prediction, what_if
+from ipuscope.planner.predict.memory_verdict import Verdict
+from ipuscope.planner.predict.what_if import memory_of
+from ipuscope.planner.search.refusal import nearest
 from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler.units import count, per_second
 
-_ANY_SIZE = 1 << 28  # bytes of a tile that holds anything
-_NEAR = 2  # places that are tried with less and less
-_CLOSE = 50  # a part of a tile: of the bytes between one that is too small and one that is enough
 _KIB = 1024
 _LONG = 10  # seconds from which on milliseconds say nothing
 
@@ -194,17 +193,13 @@ def no_mapping(
     legal = [place for one in every for place in places(one, question)]
     if not legal:
         return _nothing_legal(every, question)
-    nearest = _nearest(legal, question, engine.rings)
-    text = f"no mapping onto {count(question.ipus, 'IPU')} fits"
-    if nearest is not None:
-        place, prediction = nearest
-        fullest = max(prediction.memory, key=lambda one: one.nbytes)
-        text += (
-            f": the nearest needs {-fullest.free:,} bytes more on tile {fullest.tile} of IPU"
-            f" {fullest.ipu}, most of it {fullest.largest} ({fullest.largest_bytes:,} bytes); it is"
-            f" p={place.pipeline} r={place.replicas} with a micro-batch of"
-            f" {place.priced.key.micro_batch}"
-        )
+    fullest, place = _nearest(legal, question, engine.rings)
+    text = (
+        f"no mapping onto {count(question.ipus, 'IPU')} fits: the nearest needs"
+        f" {-fullest.free:,} bytes more on tile {fullest.tile} of IPU {fullest.ipu}, most of it"
+        f" {fullest.largest} ({fullest.largest_bytes:,} bytes); it is p={place.pipeline}"
+        f" r={place.replicas} with a micro-batch of {place.priced.key.micro_batch}"
+    )
     enough = _enough_ipus(every, question, engine.rings)
     return f"{text}. {enough}"
 
@@ -239,18 +234,21 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
     )
 
 
-def _nearest(
-    legal: list[Place], question: Question, rings: RingsOf
-) -> tuple[Place, Prediction] | None:
-    """The place whose fullest tile lacks least, among the longest pipelines of each compile.
+def _nearest(legal: list[Place], question: Question, rings: RingsOf) -> tuple[Verdict, Place]:
+    """The fullest tile of the nearest split, with all saved that may be, and its place.
 
-    Each one's quickest split is tried on larger tiles; the nearest with less, a search a time.
+    The nearest (`ipuscope.planner.search.refusal.nearest`) of the longest pipelines of each
+    compile.
     """
-    tried = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
-    predicted = [(place, prediction) for place, prediction in tried if prediction is not None]
-    near = sorted(predicted, key=lambda one: max(one[1].fullest))[:_NEAR]
-    least = [(place, _with_less(place, question, rings, first)) for place, first in near]
-    return min(least, key=lambda one: max(one[1].fullest), default=None)
+    tried = []
+    for place in _longest(legal):
+        saving = choices_of(place, question)[-1]
+        costs = replace(
+            place.costs(rings), recompute=saving.recompute, offload=saving.offload, choices=()
+        )
+        memory = memory_of(costs, nearest(costs, place.ipus))
+        tried.append((min(memory, key=lambda one: one.free), place))
+    return max(tried, key=lambda one: one[0].free)
 
 
 def _longest(legal: list[Place]) -> list[Place]:
@@ -259,36 +257,6 @@ def _longest(legal: list[Place]) -> list[Place]:
     for place in sorted(legal, key=lambda one: (-one.pipeline, one.replicas)):
         chosen.setdefault((place.priced.key, len(set(place.ipus)) == len(place.ipus)), place)
     return list(chosen.values())[:8]
-
-
-def _quickest(
-    place: Place, question: Question, rings: RingsOf, tile_bytes: int
-) -> Prediction | None:
-    """The quickest split on tiles of so many bytes, as it would be on these; None if none fits."""
-    costs, choices = place.costs(rings), choices_of(place, question)
-    larger = costs.with_tile_bytes(tile_bytes)
-    try:
-        split = best_split(larger, ipus=place.ipus, choices=choices)
-    except ValueError:
-        return None
-    return what_if(costs, split.prediction.assignment)
-
-
-def _with_less(
-    place: Place, question: Question, rings: RingsOf, smallest: Prediction
-) -> Prediction:
-    """A split whose fullest tile is nearly as small as can be, by halving what a tile may hold."""
-    limit = place.costs(rings).machine.bytes_per_tile
-    low, high = limit, max(smallest.fullest)
-    while high - low > limit // _CLOSE:
-        middle = (low + high) // 2
-        prediction = _quickest(place, question, rings, middle)
-        if prediction is None:
-            low = middle
-            continue
-        smallest = prediction
-        high = min(middle, max(prediction.fullest))
-    return smallest
 
 
 def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:

@@ -13,7 +13,13 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, attached
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.search.split_search import one_an_ipu, returning
+from ipuscope.profiler.confidence import likely_error
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
+
+_WORK = (Direction.FORWARD, Direction.BACKWARD)
+_EXCHANGED = ("exchange", "sync")
 
 # What a ring of replicas costs: of t IPUs a stage, pipelines of so many IPUs, and so many replicas
 RingsOf = Callable[[int, int, int], Rings]
@@ -28,6 +34,28 @@ class Priced:
     exchange: float = 0.0  # share of the cycles in which Blocks run that tiles exchange and meet
     flops: int = 0  # of a micro-batch, forward and backward, on one of its shards
     error: float = 0.0  # share by which cycles are likely off (`profiler.confidence`); 0: unknown
+
+    @classmethod
+    def from_report(cls, report: Report, key: Key) -> Priced:
+        """The costs of a profile, for any mapping."""
+        ops = report.ops
+        return cls(
+            key,
+            # another mapping's stages save memory in ways of their own
+            replace(Costs.from_report(report), choices=(), measured=False),
+            _exchanged(report),
+            int(ops["flops"][ops["direction"].isin(_WORK)].sum()),
+            likely_error(report) or 0.0,
+        )
+
+
+def _exchanged(report: Report) -> float:
+    """Share of the cycles of Blocks' steps in which tiles exchange and synchronise."""
+    steps = report.steps_as_run()
+    block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
+    cycles = block_steps.groupby("kind")["cycles"].sum()
+    total = float(cycles.sum())
+    return float(cycles.reindex(list(_EXCHANGED), fill_value=0).sum()) / total if total else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Where no split fits: the nearest one, and what would make it fit."""
+"""Where no split fits: the nearest one, and the first Blocks that no stage can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import Part, ipu_bytes, passing_alone
 from ipuscope.planner.predict.interval_costs import Rows, depth_of, least_maximum, memory_of_all
-from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Assignment, memory_of
 from ipuscope.profiler import units
 
@@ -62,98 +61,23 @@ def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
     raise AssertionError  # every split has a fullest tile
 
 
-def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
-    """The nearest split, where and by how much it does not fit, and what would make it fit.
+def nearest_in_words(costs: Costs, ipus: Sequence[int]) -> str:
+    """The nearest split, where and by how much it does not fit: the end of a sentence.
 
-    ``levers``: the way out is for `ipu-run --with`, else for `ipu-report rebalance`.
+    Empty where memory is not the obstacle. `ipuscope.planner.advice.relief.way_to_fit` says what
+    would make it fit.
     """
-    near = nearest(costs, ipus)
-    worst = min(_verdicts(costs, near), key=lambda one: one.free)
-    split = units.folded(near.named(len(costs)))
-    return f"the nearest, {split}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
-
-
-def nearest_in_words(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
-    """`refusal` as the end of a sentence; empty where memory is not the obstacle."""
-    if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
+    if not 1 <= len(ipus) <= len(costs):
         return ""
-    return f". {units.sentence(refusal(costs, ipus, levers))}"
-
-
-def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
-    over = {one.ipu for one in _verdicts(costs, near) if one.answer is Answer.OVER}
-    theirs = [k for k, ipu in enumerate(near.ipus) if ipu in over]
-    own = Choice.as_profiled(costs, near.starts)
-    named = f"stage {theirs[0]}" if len(theirs) == 1 else f"stages {', '.join(map(str, theirs))}"
-    ways = {
-        f"optimiser state of {named} off the chip": {"offload": True},
-        f"recomputation in {named}": {"recompute": True},
-        f"both recomputation and state off the chip in {named}": {
-            "offload": True,
-            "recompute": True,
-        },
-    }
-    for words, change in ways.items():
-        choices = tuple(
-            replace(choice, **change) if k in theirs else choice for k, choice in enumerate(own)
-        )
-        changed = replace(near, choices=choices)
-        if choices != own and _fits(costs, changed):
-            options = as_levers(change) if levers else "--recompute choose --offload choose"
-            return f"{words} {_would(costs, changed)} ({options})"
-    more = (*near.ipus, max(near.ipus) + 1)
-    if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
-        return f"one IPU more {_would(costs, nearest(costs, more))}"
-    saving = tuple(replace(choice, recompute=True, offload=True) for choice in own)
-    block = _too_large(costs, replace(near, choices=saving))
-    several = costs.samples > costs.replicas  # in a micro-batch
-    if block:
-        return (
-            f"Block {block} alone is more than an IPU holds, also with recomputation and state off"
-            " the chip: cut its tensors over several IPUs (Options.tensorSharding)"
-            + (
-                ", make it more Blocks, or try a smaller micro-batch"
-                if several
-                else ", or make it more Blocks"
-            )
-        )
-    return (
-        "none of recomputation, state off the chip or one IPU more is enough alone: try "
-        + ("a smaller micro-batch, or " if several else "")
-        + "a lower memory proportion"
-    )
-
-
-def _would(costs: Costs, assignment: Assignment) -> str:
-    close = any(one.answer is Answer.CLOSE for one in _verdicts(costs, assignment))
-    return f"would bring it {Answer.CLOSE}" if close else "would make it fit"
-
-
-def as_levers(change: Mapping[str, bool]) -> str:
-    """The change in every stage, as `ipu-run` takes it."""
-    words = {"recompute": "recompute=yes", "offload": "state=off-chip"}
-    return f"--with {','.join(words[name] for name in words if name in change)}"
-
-
-def _too_large(costs: Costs, split: Assignment) -> str:
-    """The name of a Block that has a stage and an IPU to itself and does not fit; or empty."""
-    over = {one.ipu for one in _verdicts(costs, split) if one.answer is Answer.OVER}
-    for (first, last), ipu in zip(split.spans(len(costs)), split.ipus, strict=True):
-        if first == last and ipu in over and split.ipus.count(ipu) == 1:
-            return costs.names[first]
-    return ""
-
-
-def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
-    return memory_of(costs, assignment)
+    near = nearest(costs, ipus)
+    worst = min(memory_of(costs, near), key=lambda one: one.free)
+    if worst.answer is not Answer.OVER:
+        return ""
+    return f". The nearest, {units.folded(near.named(len(costs)))}: IPU {worst.ipu} {worst}"
 
 
 def _full(costs: Costs, assignment: Assignment) -> int:
-    return max(one.nbytes for one in _verdicts(costs, assignment))
-
-
-def _fits(costs: Costs, assignment: Assignment) -> bool:
-    return all(one.answer is not Answer.OVER for one in _verdicts(costs, assignment))
+    return max(one.nbytes for one in memory_of(costs, assignment))
 
 
 def does_not_fit(

@@ -14,7 +14,6 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +122,8 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     advices = every[: common.top(args)]
     now = _now(basis, advised)
+    if advised.present.problems:
+        now = f"{now} {_way_to_fit(report, args, basis)}"
     more = _with_everything(basis, advised, allowed)
     if not advices:
         words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
@@ -138,6 +139,29 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     errors = [say(words) for words in _errors(advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
     return Page(str(report.path), (*tables, *lines))
+
+
+def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:
+    """What would make it fit: compiled, with --check, else predicted."""
+    from ipuscope.planner.advice import Levers, predicted, way_to_fit
+
+    if args.check is None:
+        return way_to_fit(report)
+
+    def fits(levers: Levers) -> bool:
+        with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
+            script = _script(report, args, args.output or Path(scratch))
+            return _compiled(script, "fewest", predicted(basis, levers), basis).fits
+
+    return way_to_fit(report, compiled=fits)
+
+
+def _script(report: Report, args: argparse.Namespace, folder: Path) -> Script:
+    """The script of --check; its profiles go below the folder."""
+    from ipuscope.reports.checks import Script
+
+    path, *arguments = args.check
+    return Script(path, arguments, folder, str(report.meta["kind"]))
 
 
 def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
@@ -206,12 +230,11 @@ def _now(basis: Basis, advised: Advised) -> str:
 def _checked(
     report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
 ) -> tuple[list[Outcome], list[Step]]:
-    from ipuscope.reports.checks import Script, Step, search
+    from ipuscope.reports.checks import Step, search
 
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
         folder = args.output or Path(scratch)
-        path, *arguments = args.check
-        script = Script(path, arguments, folder, str(report.meta["kind"]))
+        script = _script(report, args, folder)
         outcomes = [
             _compiled(script, _folder(number), one, basis) for number, one in enumerate(advices, 1)
         ]
@@ -344,19 +367,12 @@ def _placement(step: Step, folder: Path) -> Path:
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each piece of advice with its lines below it."""
     from ipuscope.profiler import units
+    from ipuscope.reports.tables import with_code
 
     return [
-        _with_code(f"{number}. {units.sentence(one.title)}:", one.code)
+        with_code(f"{number}. {units.sentence(one.title)}:", one.code)
         for number, one in enumerate(advices, 1)
     ]
-
-
-def _with_code(words: str, statements: Sequence[str]) -> Lines:
-    """Words, and below them the lines to write."""
-    from ipuscope.reports.tables import Lines, clean
-
-    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
-    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
 
 
 def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
@@ -369,7 +385,7 @@ def _verdict(
 ) -> list[Lines]:
     """The rate of the fastest compile, and all it takes to make the script so fast."""
     from ipuscope.planner.levers.registry import code
-    from ipuscope.reports.tables import say
+    from ipuscope.reports.tables import say, with_code
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)
@@ -380,7 +396,7 @@ def _verdict(
     if best is steps[0]:
         number = best.name.removeprefix(_ADVICE)
         return [say(f"{words}: that is advice {number}."), say(_command(args, best))]
-    lines = _with_code(f"{words}. Write this:", code(basis, best.levers))
+    lines = with_code(f"{words}. Write this:", code(basis, best.levers))
     return [lines, say(_command(args, best))]
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from ipuscope.planner.insights import Insight
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page
+    from ipuscope.reports.tables import Page
 
 HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
@@ -39,38 +38,20 @@ def run(args: argparse.Namespace) -> int:
         import pandas as pd
 
         from ipuscope.planner.insights import Insight, insights
-        from ipuscope.reports.tables import Column, Page, Table, sentence
+        from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
 
         common.check_not_imported(report)
         findings = insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
-        gains = [_gain(one) for one in findings]
+        gains = [one.gain_in_words for one in findings]
         columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
-            _lines(f"{at}. {one.detail} {one.change_in_words}", one.code)
+            with_code(f"{at}. {one.detail} {one.change_in_words}", one.code)
             for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
 
     return common.each_profile(args, page)
-
-
-def _lines(words: str, statements: tuple[str, ...]) -> Lines:
-    """The words, followed by the statements to write."""
-    from ipuscope.reports.tables import Lines, clean
-
-    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
-    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
-
-
-def _gain(one: Insight) -> str:
-    """Cycles, or bytes with their unit; nothing where neither is known."""
-    from ipuscope.profiler import units
-
-    mark = "<= " if one.at_most else "~" if one.estimate else ""
-    if one.gain_cycles:
-        return f"{mark}{one.gain_cycles:,}"
-    return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: Report) -> Page:
         nonlocal over
+        from ipuscope.planner.advice import way_to_fit
         from ipuscope.reports.tables import Page, say
 
         if args.ipu is not None:
@@ -67,8 +68,9 @@ def run(args: argparse.Namespace) -> int:
             )
             for row in too_full.to_dict("records")
         ]
-        if len(too_full):
-            tables += _relief(report)
+        if len(too_full) and (relief := _relief(report)):
+            tables += relief
+            notes.append(say(way_to_fit(report)))
         return Page(str(report.path), (*tables, *notes))
 
     failed = common.each_profile(args, page)

@@ -211,20 +211,23 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 
 
 def _wanted_or_nearest(
-    costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
+    report: Report, costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
 ) -> Split:
     """`_wanted`, or one that is too close to call if none is sure to fit.
 
     If none can fit, the ValueError says what comes nearest and what would help.
     """
+    from ipuscope.planner.advice.relief import way_to_fit
     from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
 
     try:
         return or_close(costs, lambda on_tiles: _wanted(on_tiles, args, choices))
     except ValueError as error:
-        ipus = common.stage_ipus(args) or (range(args.stages) if args.stages else costs.ipus)
-        raise ValueError(f"{error}{nearest_in_words(costs, tuple(ipus))}") from error
+        ipus = tuple(common.stage_ipus(args) or range(args.stages or 0) or costs.ipus)
+        near = nearest_in_words(costs, ipus)
+        way = f". {way_to_fit(report, len(set(ipus)))}" if near else ""
+        raise ValueError(f"{error}{near}{way}") from error
 
 
 def _groups(costs: Costs, words: str) -> list[list[int]]:
@@ -240,13 +243,13 @@ def _groups(costs: Costs, words: str) -> list[list[int]]:
 
 def _parted(costs: Costs, assignment: Assignment) -> list[str]:
     """Sentences about weights that are read on several IPUs."""
-    ipus = [assignment.ipus[k] for k in assignment.stage_of(len(costs))]
+    ties = costs.cuts.ties
+    parted = ties.parted([assignment.ipus[k] for k in assignment.stage_of(len(costs))])
     return [
-        f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
-        " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
-        " on one)"
-        for name, blocks in zip(costs.cuts.ties.names, costs.cuts.ties.blocks, strict=True)
-        if len({ipus[block] for block in blocks}) > 1
+        f"{ties.names[one]} is read by {', '.join(costs.names[k] for k in ties.blocks[one])}, which"
+        " would be on different IPUs: it moves between them for every micro-batch (--together tied"
+        " keeps them on one)"
+        for one in parted
     ]
 
 
@@ -296,7 +299,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     costs = _costs(report)
     choices = _choices(costs, args)
     try:
-        split = _wanted_or_nearest(costs, args, choices)
+        split = _wanted_or_nearest(report, costs, args, choices)
         maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
         verified: tuple[Table | Lines, ...] = ()
         if compiles:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.commands import num_ipus
-from ipuscope.planner.predict.memory_verdict import Verdict
+from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.mappings import Key, Plan, Question
+from ipuscope.planner.mappings.from_profile import OneProfile, _surest_first
+from ipuscope.planner.mappings.mapping_search import candidate_of
+from ipuscope.planner.mappings.priced import Place, Priced, RingsOf
 from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import open_report
 from tests.ipu_exec.test_run import FOUR_BLOCKS, ipu_run, write
@@ -75,11 +80,12 @@ def test_the_printed_lines_give_the_placement_that_was_chosen(tmp_path: Path) ->
     plain = TRANSFORMER.format(words=32, layers=4, tied=False)
     write(tmp_path / "plain.py", plain)
     asked = ("--compile-only", "--autoreport")
-    process = ipu_run("--num-ipus", "4", *asked, "plain", "plain.py", cwd=tmp_path)
+    pipeline = ("--with", "micro-batches=8")  # replicas would be quicker
+    process = ipu_run("--num-ipus", "4", *pipeline, *asked, "plain", "plain.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     lines = [line.strip() for line in process.stderr.splitlines() if line.startswith("  ")]
     assert 'poptorch.BeginBlock(model.embed, "embed", ipu_id=0)' in lines
-    assert "options.Training.gradientAccumulation(8)" in lines  # 7 do not divide 16 samples
+    assert "options.Training.gradientAccumulation(8)" in lines
     assert [ipu for ipu, _ in placed(tmp_path / "plain")] == [0, 1, 2, 3]
 
     write(tmp_path / "pasted.py", plain.replace("# lines", "\n".join(lines)))
@@ -88,20 +94,25 @@ def test_the_printed_lines_give_the_placement_that_was_chosen(tmp_path: Path) ->
     assert placed(tmp_path / "pasted") == placed(tmp_path / "plain")
 
 
-def test_a_plain_sequential_trains_on_two_ipus(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", SEQUENTIAL)
+def test_an_unmodified_script_trains_the_same_on_several_ipus(tmp_path: Path) -> None:
+    """Replicas and micro-batches are chosen, and the script's loss is still one number."""
+    script = SEQUENTIAL.replace("import torch", "import torch\ntorch.manual_seed(0)")
+    script = script.replace("16, 16", "512, 512").replace("(6, 16)", "(512, 512)")
+    script += "print(loss.item() > 0, f'{model.body[0].weight.sum().item():.4f}')"
+    write(tmp_path / "train.py", script)
     process = ipu_run("--num-ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.strip() == "trained 2"  # of 6 samples, the last of 3 micro-batches
-    assert 'poptorch.BeginBlock(model.body[2], "body.2", ipu_id=' in process.stderr
-    stages = placed(tmp_path / "out")
-    assert [ipu for ipu, _ in stages] == [0, 1]
-    assert ", ".join(blocks for _, blocks in stages) == "body.0, body.2, body.4"
+    trained, weights = process.stdout.splitlines()
+    assert trained == "trained 128"  # the last replica's last micro-batch
+    assert weights == ipu_run("train.py", cwd=tmp_path).stdout.splitlines()[1]
+    assert "r=2, 3, micro-batch 128 x 2" in process.stderr
+    with open_report(tmp_path / "out") as report:
+        assert report.target.num_replicas == 2
 
 
 def test_a_large_tied_weight_stays_on_one_ipu(tmp_path: Path) -> None:
     write(tmp_path / "tied.py", TRANSFORMER.format(words=8192, layers=2, tied=True))
-    asked = ("--compile-only", "--autoreport", "out")
+    asked = ("--with", "micro-batches=8", "--autoreport", "out")
     process = ipu_run("--num-ipus", "2", *asked, "tied.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "is on IPU 0 again, with the tied weight" in process.stderr
@@ -109,12 +120,15 @@ def test_a_large_tied_weight_stays_on_one_ipu(tmp_path: Path) -> None:
     assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 0]
 
 
-def test_accumulation_that_is_too_small_for_the_stages_is_raised(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", FOUR_BLOCKS)
+def test_outputs_of_every_second_micro_batch_fix_replicas(tmp_path: Path) -> None:
+    line = "network = Network()"
+    every = f"options.outputMode(poptorch.OutputMode.EveryN, 2)\n{line}"
+    write(tmp_path / "train.py", FOUR_BLOCKS.replace(line, every))
     process = ipu_run("--num-ipus", "4", "--autoreport", "out", "train.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert "8 micro-batches rather than 4" in process.stderr
-    assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 2, 3]
+    assert "p=3 r=1, 1-2-1, micro-batch 1 x 8" in process.stderr
+    assert "8 micro-batches rather than 4" not in process.stderr  # the choice says it
+    assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 2]
 
 
 def test_the_compile_for_costs_takes_the_other_options_too(tmp_path: Path) -> None:
@@ -135,7 +149,7 @@ def test_a_block_that_no_ipu_holds_is_named_with_what_would_help(tmp_path: Path)
     assert process.returncode == 2
     assert "Block head alone takes" in process.stderr
     assert "The nearest, 2-1: IPU 1 does not fit by" in process.stderr
-    assert "Block head alone is more than an IPU holds" in process.stderr
+    assert "alone is more than an IPU holds, whatever is saved" in process.stderr
     assert "(Options.tensorSharding)" in process.stderr
 
 
@@ -155,13 +169,22 @@ def test_a_script_that_wraps_no_model_is_told_what_to_write(
     assert "poptorch.trainingModel(module, poptorch.Options(), optimizer)" in process.stderr
 
 
-def test_a_split_that_only_a_compile_knows_to_fit_is_told_with_its_doubt() -> None:
+def test_what_surely_fits_comes_before_what_may_not_and_doubt_is_told() -> None:
     costs = random_costs(np.random.default_rng(0), 6, stages=2)
     split = best_split(costs, 2)
-    lines = list(num_ipus._choice_lines(costs, split, 2, ()))
-    assert not any("compile to know" in line for line in lines)
-    close = Verdict(1, 7, 99, 100, "weights", 50, False)
-    doubtful = replace(split, prediction=replace(split.prediction, given_memory=(close,)))
-    lines = list(num_ipus._choice_lines(costs, doubtful, 2, ()))
-    assert "memory of IPU 1 is too close to call: compile to know" in lines[1]
-    assert "ipu-run --tune 2" in lines[1]
+    engine = OneProfile(cast(Basis, None), Priced(Key(), costs), cast(RingsOf, None))
+    place = Place(engine.present, (0, 1), 1, costs.micro_batches)
+    sure = candidate_of(place, costs, split.prediction, True, 0.0)
+    doubt = "IPU 1: too close to call: compile to know"
+    close = replace(sure, memory=doubt, samples_per_second=sure.rate * 1.05)
+    other = replace(close, mapping=replace(sure.mapping, micro_batch=7), samples_per_second=1e9)
+    made = Plan(Question(2, 8, (1,)), (other, close, sure), costs.names)
+    assert _surest_first(made, engine).best is sure
+    quicker = replace(close, samples_per_second=sure.rate * 1.2)
+    made = _surest_first(replace(made, candidates=(other, quicker, sure)), engine)
+    assert made.best is quicker  # an estimate that may not fit never is
+    lines = list(num_ipus._choice_lines(costs, made, 2, "ipu-run --tune 2"))
+    assert lines[1] == f"ipu-run: memory: {doubt}. ipu-run --tune 2 compiles before it chooses"
+    estimate = replace(made, candidates=(replace(other, memory="fits"),))
+    lines = list(num_ipus._choice_lines(costs, estimate, 2, "ipu-run --tune 2"))
+    assert lines[1].startswith("ipu-run: these are estimates, by a profile of micro-batch ")

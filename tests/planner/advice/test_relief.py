@@ -14,9 +14,8 @@ import torch
 import ipu_exec
 from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
-from ipuscope.planner.advice import Basis, relief
+from ipuscope.planner.advice import Basis, relief, way_to_fit
 from ipuscope.planner.advice.relief import _moves as moved_blocks
-from ipuscope.planner.advice.relief import fewest_changes
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report, open_report
@@ -53,19 +52,25 @@ def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
     report, said = refused
     assert "What frees most of that tile:" in said
     assert relief(report)[0].command in said
-    assert fewest_changes(report) in said
+    assert way_to_fit(report) in said
 
 
 def test_the_fewest_changes_are_one_command_that_fits(
     refused: tuple[Report, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = fewest_changes(refused[0])
-    assert changes.startswith("optimiser state off chip (by the profile's costs")
+    changes = way_to_fit(refused[0])
+    assert "optimiser state off chip (by the profile's costs; compile to know)" in changes
     assert "ipu-run --with state=off-chip " in changes
+    tried: list[str] = []
+    assert "(compiled: it fits)" in way_to_fit(
+        refused[0], compiled=lambda levers: tried.append(levers.state) is None
+    )
+    assert "(compiled: it does not fit)" in way_to_fit(refused[0], compiled=lambda _: False)
+    assert tried == ["off-chip"]
     monkeypatch.setenv(LEVERS_VARIABLE, "state=off-chip")
     _, said = compiled(tmp_path, [0, 0, 0, 0, 1])
     assert not said
-    alone = fewest_changes(refused[0], 1)
+    alone = way_to_fit(refused[0], 1)
     assert "ipu-run --num-ipus 1 --with half,state=off-chip " in alone
 
 
@@ -98,6 +103,7 @@ def test_what_frees_most_comes_first(over: Report) -> None:
     assert "overflow" in first.title
     assert freed[0].title in first.code[0]
     assert freed[0].command in first.code[0]
+    assert first.code[-1] == way_to_fit(over)
 
 
 @pytest.mark.parametrize("what", ["optimiser state off chip", "Block L3 to stage 1"])

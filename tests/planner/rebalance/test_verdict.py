@@ -15,7 +15,6 @@ import ipu_exec as poptorch
 from benchmarks.rebalance import bert_pod16
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, bert
-from ipu_exec.script_levers import parse
 from ipuscope.planner.costs.carried_tensors import Carried
 from ipuscope.planner.costs.cuts import Ties
 from ipuscope.planner.costs.profile_costs import Costs
@@ -32,7 +31,7 @@ from ipuscope.planner.predict.interval_memory import interval_memory
 from ipuscope.planner.predict.memory_verdict import ABOVE, BELOW, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search.refusal import as_levers, nearest, nearest_in_words, refusal
+from ipuscope.planner.search.refusal import nearest, nearest_in_words
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
 from ipuscope.profiler import Report, open_report
 from ipuscope.reports.cli import main as ipu_report
@@ -232,28 +231,5 @@ def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) ->
     assert fullest <= max(what_if(costs, profiled(costs)).fullest)
     assert nearest_in_words(costs, costs.ipus) == ""
     short = costs.with_tile_bytes(round(fullest * (1 - 2 * ABOVE)))
-    words = refusal(short, costs.ipus)
+    words = nearest_in_words(short, costs.ipus)
     assert "does not fit by" in words and "on tile" in words and "most of it" in words
-    assert nearest_in_words(short, costs.ipus)[2:].lower() == words.lower()
-
-
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_a_refusal_asks_for_a_smaller_micro_batch_only_where_there_is_one(
-    pod16: Report, replicas: int
-) -> None:
-    costs = replace(Costs.from_report(pod16), replicas=replicas).with_tile_bytes(1 << 10)
-    assert "smaller micro-batch" in refusal(replace(costs, samples=2 * replicas), costs.ipus)
-    assert "micro-batch" not in refusal(replace(costs, samples=replicas), costs.ipus)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"offload": True}, "--with state=off-chip"),
-        ({"recompute": True}, "--with recompute=yes"),
-        ({"offload": True, "recompute": True}, "--with recompute=yes,state=off-chip"),
-    ],
-)
-def test_a_way_out_is_said_as_ipu_run_takes_it(change: dict[str, bool], words: str) -> None:
-    assert as_levers(change) == words
-    assert parse(words.removeprefix("--with "))  # as ipu-run reads it
