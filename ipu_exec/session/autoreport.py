@@ -24,7 +24,7 @@ from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from ipu_exec.session.provenance import provenance, source_text
+from ipu_exec.session.provenance import callers, provenance, source_text
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info
@@ -70,6 +70,7 @@ class ProfileSession:
                 made=provenance(),
                 changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
+                callers=callers(executable.graph),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )

@@ -85,3 +85,15 @@ def source_text(graph: Graph) -> dict[str, str]:
         texts[file] = text
         room -= len(text.encode())
     return texts
+
+
+def callers(graph: Graph) -> dict[str, Any]:
+    """The call stacks above the operators' lines: distinct ``texts``, and which each operator has.
+
+    Empty where nothing calls them, or where they are more than `MOST_BYTES`.
+    """
+    texts = [*dict.fromkeys(op.callers for op in graph.ops)]
+    number = {text: at for at, text in enumerate(texts)}
+    if not any(texts) or sum(map(len, texts)) > MOST_BYTES:
+        return {}
+    return {"texts": texts, "of": [number[op.callers] for op in graph.ops]}

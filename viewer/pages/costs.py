@@ -44,6 +44,7 @@ _ORDERS = (
     ("block", "Block, module, operator"),
     ("aten", "ATen, module, operator"),
     ("source", "source file, line, operator"),
+    ("stack", "call stack, line, operator"),
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"

@@ -479,7 +479,7 @@ class Asked:
         if not words or self.ipu is not None:
             return []
         lanes = timespan.lanes_of(profiles, *what, self.arrangement)
-        if any(has_name(label, words) for label in lanes.labels):
+        if any(has_name(one, self.report.stages, words) for one in lanes.arranged):
             return []
         there, then = "they have IPUs, stages and Blocks in their names", "All are shown."
         return [common.message(refused.refused("lane with", words, there, then), "warning")]
