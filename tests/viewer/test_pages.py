@@ -89,7 +89,7 @@ class Tab:
 
     def wait(self, expression: str) -> None:
         # A function: the page's policy lets no text become a script.
-        self.page.wait_for_function(f"() => {expression}", timeout=15_000, polling=50)
+        self.page.wait_for_function(f"() => {expression}", timeout=30_000, polling=50)
 
     def wait_for_text(self, id: str, text: str) -> None:
         """Tables come a while after the page: their code is loaded when one is first drawn."""
