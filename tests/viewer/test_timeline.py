@@ -14,7 +14,7 @@ from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.report.query import Answer, select
 from ipuscope.viewer.figures import counters, flame, marks, pipeline, theme, trace
 from ipuscope.viewer.figures import lanes as laning
-from ipuscope.viewer.figures.marks import Selection
+from ipuscope.viewer.figures.drawing import Selection
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, costs, details, query, selection, tables, timespan
 from ipuscope.viewer.pages.timespan import Arrangement

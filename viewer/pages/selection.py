@@ -14,7 +14,7 @@ from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.timeline.executed_steps import Spent
 from ipuscope.viewer.figures import trace as figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.marks import Selection
+from ipuscope.viewer.figures.drawing import Selection
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common
 from ipuscope.viewer.pages.common import View

@@ -18,12 +18,11 @@ from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
-from ipuscope.viewer.figures import host as host_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures.drawing import marked
 from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
 from ipuscope.viewer.figures.legend import with_streams
-from ipuscope.viewer.figures.marks import marked
 from ipuscope.viewer.figures.theme import WAITING
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
@@ -125,7 +124,7 @@ def _host(view: View) -> list[Any]:
         common.figure_card(
             "Host and IPUs",
             "timeline-host",
-            host_figures.host_timeline(lanes, ipus, view.theme),
+            counter_figures.host_timeline(lanes, ipus, view.theme),
             note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
     ]

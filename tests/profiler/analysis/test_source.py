@@ -16,7 +16,7 @@ from ipu_exec.session import autoreport
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import hierarchy, source
 from ipuscope.reports.cli import main
-from ipuscope.viewer.pages import source as page
+from ipuscope.viewer.pages import costs as page
 
 
 @pytest.fixture(scope="module")
