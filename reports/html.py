@@ -39,9 +39,8 @@ from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
 from ipuscope.viewer.figures import peak as figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 

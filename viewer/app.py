@@ -45,7 +45,6 @@ from ipuscope.viewer.pages import (
     runs,
     summary,
     timeline,
-    views,
 )
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import FollowedProfiles, Profiles
@@ -181,7 +180,7 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
         page.register(app, profiles)
     query.register(app, profiles)
     palette.register(app, profiles)
-    views.register(app, profiles)
+    palette.register_views(app, profiles)
     return app
 
 
@@ -250,7 +249,7 @@ def _shell(profiles: Profiles) -> Any:
             html.Div(id="toast", role="status"),
             _shortcuts(),
             palette.dialog(),
-            views.dialog(),
+            palette.views_dialog(),
         ],
         className="shell",
     )

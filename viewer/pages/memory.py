@@ -13,8 +13,8 @@ from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import memory as figures
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.drawing import legend_above
 from ipuscope.viewer.figures.lanes import FEW
-from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.pages import common, refused, tables, timespan
 from ipuscope.viewer.pages.common import Page, View
