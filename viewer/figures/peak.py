@@ -137,12 +137,13 @@ def _ceilings(report: Report, x: np.ndarray) -> list[tuple[str, np.ndarray, str]
 
 def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> dict[str, Any]:
     text, last = [""] * len(x), int(np.flatnonzero(np.isfinite(y))[-1])
-    text[last if dash == "solid" else last // 2] = f"{name}  "  # a slope ends at another line
+    sloped = dash != "solid"  # it ends at another line: its name is below its upper half
+    text[2 * last // 3 if sloped else last] = f"  {name}" if sloped else f"{name}  "
     return {
         "type": "scatter",
         "mode": "lines+text",
         "text": text,
-        "textposition": "top left",
+        "textposition": "bottom right" if sloped else "top left",
         "textfont": {"size": 11, "color": theme.muted},
         "name": name,
         "x": x,
@@ -196,7 +197,9 @@ def spread(found: Regions, clock: Clock, theme: Theme) -> Drawing:
         margin={"l": 190, "r": 16, "t": 12, "b": 48},
         xaxis={
             "title": {"text": "of the median of its group"},
-            "tickformat": ".1%",
+            "tickformat": ".0%" if reach > 0.05 else ".1%",
+            "tickangle": 0,
+            "nticks": 6,
             "range": [1 - reach, 1 + reach],
         },
         yaxis={
