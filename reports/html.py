@@ -29,7 +29,7 @@ from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import facts
+from ipuscope.profiler.analysis import facts, source
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.analysis.peak import Peak, peak
@@ -39,15 +39,15 @@ from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
 from ipuscope.viewer.figures import peak as figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
 MAX_IPUS = 8  # heat maps in a report: the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
+_TOP_LINES = 20
 _MOST_WAITS = 15
 _OPEN = 3  # sections open at first: the summary, what to do, what an update waits for
 _SENTENCE = 60  # letters from which a table's cell wraps
@@ -178,7 +178,7 @@ def _sections(report: Report) -> list[Section]:
             _themed(lambda t: memory.categories(kinds, t, columns=4)),
         ),
     ]
-    sections += [_heat_maps(report, tiles), _ops(report), _options(report)]
+    sections += [_heat_maps(report, tiles), _ops(report), *_lines(report), _options(report)]
     return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
 
 
@@ -337,6 +337,23 @@ def _ops(report: Report) -> Section:
         " Total: cycles of one execution times executions; share: of all operators' totals.",
         table=(heads, rows),
     )
+
+
+def _lines(report: Report) -> Iterator[Section]:
+    """The user's lines whose operators take most, if any have one."""
+    lines = source.lines(report)
+    lines = lines[lines["file"] != ""].head(_TOP_LINES)
+    rows = [
+        (units.percent(row.share), f"{row.file}:{row.line}", text.strip(), str(row.ipus))
+        for row, text in zip(
+            units.rows_of(lines),
+            (source.line_of(report, *at) for at in zip(lines["file"], lines["line"], strict=True)),
+            strict=True,
+        )
+    ]
+    if rows:
+        note = "Of the cycles of all operators, by the line that makes them."
+        yield Section("Source lines", note, table=(("share", "line", "", "IPU"), rows))
 
 
 def _about(report: Report) -> str:

@@ -11,7 +11,7 @@ from ipuscope.planner.mappings import Plan
 from ipuscope.viewer import guard as guards
 from ipuscope.viewer.app import INDEX
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.pages import common, plans, runs
+from ipuscope.viewer.pages import common, runs
 
 # A click on "Theme" changes it; the page learns which it is.
 _CHANGE = """function (clicks) {
@@ -27,11 +27,11 @@ _CHANGE = """function (clicks) {
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
     """The viewer of one plan. ``path``: its file, for the commands."""
     title = f"{plan.model or 'Plan'} on {plan.question.ipus} IPUs"
-    head = [html.H1(title), html.P(plans.lead(plan), className="note")]
+    head = [html.H1(title), html.P(runs.lead(plan), className="note")]
     rows = runs.of_plan(plan, path)
 
     def body(theme: themes.Theme) -> Any:
-        return [plans.why(plan), *runs.cards(rows, theme)]
+        return [runs.why(plan), *runs.cards(rows, theme)]
 
     app = guards.GuardedDash(
         "viewer",

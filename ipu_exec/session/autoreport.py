@@ -83,6 +83,7 @@ class ProfileSession:
                 made=provenance(),
                 changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
+                callers=callers(executable.graph),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )
@@ -266,3 +267,15 @@ def source_text(graph: Graph) -> dict[str, str]:
         texts[file] = text
         room -= len(text.encode())
     return texts
+
+
+def callers(graph: Graph) -> dict[str, Any]:
+    """The call stacks above the operators' lines: distinct ``texts``, and which each operator has.
+
+    Empty where nothing calls them, or where they are more than `MOST_BYTES`.
+    """
+    texts = [*dict.fromkeys(op.callers for op in graph.ops)]
+    number = {text: at for at, text in enumerate(texts)}
+    if not any(texts) or sum(map(len, texts)) > MOST_BYTES:
+        return {}
+    return {"texts": texts, "of": [number[op.callers] for op in graph.ops]}

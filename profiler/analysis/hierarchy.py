@@ -16,6 +16,7 @@ import numpy as np
 
 from ipuscope.profiler.analysis.critical_path import spent_by_step
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
+from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.report import Report
@@ -30,6 +31,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
     "source": ("file", "line", "operator"),
+    "stack": ("stack", "line", "operator"),
 }
 NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
@@ -150,6 +152,7 @@ def _leaves(
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         **_places(operators["file"].astype(str), operators["line"]),
+        **({"stack": _stacks(report, rows["op"].to_numpy())} if order == "stack" else {}),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
         # instead of a module, if there is neither module nor operator
         "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
@@ -168,7 +171,7 @@ def _leaves(
 
 def _places(files: pd.Series[str], lines: pd.Series[int]) -> dict[str, list[str]]:
     """The levels ``file`` and ``line`` ("bert.py:31") of operators."""
-    names = [file.replace("\\", "/").rpartition("/")[2] for file in files.tolist()]
+    names = [_place_of(file) for file in files.tolist()]
     numbers = zip(files.tolist(), names, lines.tolist(), strict=True)
     return {
         "file": [file or _NO_LINE for file in files.tolist()],
@@ -176,9 +179,28 @@ def _places(files: pd.Series[str], lines: pd.Series[int]) -> dict[str, list[str]
     }
 
 
-def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
-    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
+def _stacks(report: Report, ops: np.ndarray) -> list[str]:
+    """The callers of each operator's line, outermost first, a line each; "" without any."""
+    of_op = dict(zip(report.ops.index.tolist(), callers(report), strict=True))
+    places = {stack: "\n".join(_place_of(one) for one in stack) for stack in {*of_op.values()}}
+    return [places[of_op[op]] if op in of_op else "" for op in ops.tolist()]
+
+
+def _place_of(where: str) -> str:
+    """A line as a name: "bert.py:31" for "/home/me/bert.py:31"."""
+    return where.replace("\\", "/").rpartition("/")[2]
+
+
+def paths_of(
+    operators: pd.DataFrame, order: str, together: bool = False, report: Report | None = None
+) -> list[Path]:
+    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last.
+
+    ``report``: theirs, for the order "stack".
+    """
+    stacks = {"stack": _stacks(report, operators.index.to_numpy())} if report else {}
     table = operators.assign(
+        **stacks,
         operator=operators["name"],
         block=operators["block_name"].replace("", "no Block"),
         stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
@@ -218,6 +240,8 @@ def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
     elif dimension == "operator":
         rows = zip(table["operator"].tolist(), table["module"].tolist(), strict=True)
         parts = [(_short(name, module),) for name, module in rows]
+    elif dimension == "stack":
+        parts = [tuple(stack.split("\n")) if stack else () for stack in table["stack"].tolist()]
     else:
         parts = [(value,) for value in table[dimension].tolist()]
     if together and dimension in ("module", "operator", "block"):

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("module", "source"),
         default="module",
-        help="what stacks are of: the path of modules, or source lines (default: module)",
+        help="what stacks are of: the path of modules, or the call stack (default: module)",
     )
     parser.add_argument(
         "--table",

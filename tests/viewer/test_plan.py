@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ipuscope.planner.mappings.plan_file import save
-from ipuscope.viewer.pages.plans import beside, command_of, facts_of
+from ipuscope.viewer.pages.runs import beside, command_of, facts_of
 from ipuscope.viewer.plan_app import create_plan_app
 from tests.planner.test_plan_file import plan
 from tools.screenshots import serving

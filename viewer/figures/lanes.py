@@ -21,7 +21,6 @@ from ipuscope.viewer.figures.units import ends_of, plain, rows_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_MARKUP = re.compile("<[^>]*>")
 FEW = 16  # lanes that have room for their steps
 MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 150 MB
 TASK, STRIP, BESIDE = ((-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10))  # where in a lane, how high
@@ -223,7 +222,7 @@ def lanes(
     row[[one.shown for one in arranged]] = np.arange(len(arranged))
     arranged = [one for several in of_each for one in several]
     labels = [lane_label(one, stages) for one in arranged]
-    chosen = [at for at, label in enumerate(labels) if has_name(label, named)]
+    chosen = [at for at, one in enumerate(arranged) if has_name(one, stages, named)]
     if named and chosen:
         again = again[chosen]
         arranged, labels = [arranged[at] for at in chosen], [labels[at] for at in chosen]
@@ -340,17 +339,19 @@ def spans(ipus: np.ndarray) -> str:
     return "IPU " + (parts[0] + more if more else ", ".join(parts))
 
 
-def has_name(label: str, words: str) -> bool:
-    """Whether a lane's label has one of some words, which are separated by "|".
+def has_name(lane: Lane, stages: pd.DataFrame, words: str) -> bool:
+    """Whether a lane's IPUs, stages or Blocks have one of some words, which "|" separates.
 
     A word that ends in a number is a whole number's: ``IPU 1`` is none of IPU 12.
     """
-    plain_label = _MARKUP.sub(" ", label).lower()
+    here = stages[stages["ipu"].isin(lane.members % max(1, int(stages["ipu"].max()) + 1))]
+    of_stages = [f"stage {row.stage}: {row.blocks}" for row in rows_of(here)]
+    names = "; ".join([lane.name, *(f"IPU {ipu}" for ipu in lane.members), *of_stages]).lower()
     asked = [word.strip().lower() for word in words.split("|") if word.strip()]
     ends = [
         rf"{re.escape(word)}(?!\d)" if word[-1].isdigit() else re.escape(word) for word in asked
     ]
-    return any(re.search(one, plain_label) for one in ends)
+    return any(re.search(one, names) for one in ends)
 
 
 def lane_label(lane: Lane, stages: pd.DataFrame) -> str:

@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.viewer.figures.drawing import Drawing, vertical
+from ipuscope.viewer.figures.drawing import Drawing, legend_above, vertical
 from ipuscope.viewer.figures.lanes import BESIDE, STRIP, TASK, CriticalPath, Lanes, codes
-from ipuscope.viewer.figures.legend import legend_above
-from ipuscope.viewer.figures.lod import FINEST, Pieces, Rows, inside
-from ipuscope.viewer.figures.slices import DRAWN, WIDE, Canvas, look, marker
+from ipuscope.viewer.figures.lod import (
+    DRAWN,
+    FINEST,
+    WIDE,
+    Canvas,
+    Pieces,
+    Rows,
+    inside,
+    look,
+    marker,
+)
 from ipuscope.viewer.figures.theme import ACTIVITIES, COMPUTE, Theme
 from ipuscope.viewer.figures.units import Clock, plain, rows_of, shortened, text_of
 

@@ -135,7 +135,7 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
 
         def make() -> Operators:
             frame = analysis.operators(one, ceilings=False)
-            return Operators.of(frame, *of, lambda: operators_of(profiles, one)[[*_CEILINGS]])
+            return Operators.of(one, frame, *of, lambda: operators_of(profiles, one)[[*_CEILINGS]])
 
         return profiles.made(one, key, make)
 
@@ -176,11 +176,16 @@ class Operators:
 
     @classmethod
     def of(
-        cls, frame: pd.DataFrame, order: str, together: bool, ceilings: Callable[[], pd.DataFrame]
+        cls,
+        report: Report,
+        frame: pd.DataFrame,
+        order: str,
+        together: bool,
+        ceilings: Callable[[], pd.DataFrame],
     ) -> Operators:
         """The tree of `analysis.operators` in an order of `hierarchy.ORDERS`."""
         numbers: dict[Path, int] = {(): 0}
-        of_path = hierarchy.paths_of(frame, order, together)
+        of_path = hierarchy.paths_of(frame, order, together, report if order == "stack" else None)
         deepest = max(map(len, of_path), default=1)
         above = np.full((len(of_path), deepest), -1)
         for row, path in enumerate(of_path):

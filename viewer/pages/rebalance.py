@@ -33,7 +33,6 @@ from ipuscope.viewer.pages import (
     model_graph,
     refused,
     runs,
-    schedules,
     timespan,
 )
 from ipuscope.viewer.pages.common import Page, View
@@ -116,7 +115,7 @@ def layout(view: View) -> Any:
         ),
         *checked.card(view.profiles),
         _levers_card(view, "What each gives alone, and several together."),
-        *([schedules.card(view)] if pipelined(report) and len(report.stages) > 1 else []),
+        *([checked.schedules_card(view)] if pipelined(report) and len(report.stages) > 1 else []),
         *runs.part(view),
     ]
 
@@ -282,7 +281,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     checked.register(app, profiles, split_of, NAME)
     model_graph.register(app, profiles, split_of, NAME)
-    schedules.register(app, profiles, split_of, NAME)
+    checked.register_schedules(app, profiles, split_of, NAME)
 
 
 def _advised(report: Report, may_change: bool) -> Advised:

@@ -18,16 +18,14 @@ from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
-from ipuscope.viewer.figures import host as host_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures.drawing import marked, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
-from ipuscope.viewer.figures.legend import with_streams
-from ipuscope.viewer.figures.marks import marked
 from ipuscope.viewer.figures.theme import WAITING
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import causes, common, hits, refused, selection, timespan
+from ipuscope.viewer.pages import causes, common, hits, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details, task_details
 from ipuscope.viewer.pages.timespan import Arrangement, Window
@@ -99,7 +97,7 @@ def layout(view: View) -> Any:
         ),
         common.drawer(
             ("Chosen", common.filled("timeline-step")),
-            ("In sum", selection.sums(view, "timeline-kinds")),
+            ("In sum", hits.sums(view, "timeline-kinds")),
         ),
     ]
 
@@ -125,7 +123,7 @@ def _host(view: View) -> list[Any]:
         common.figure_card(
             "Host and IPUs",
             "timeline-host",
-            host_figures.host_timeline(lanes, ipus, view.theme),
+            counter_figures.host_timeline(lanes, ipus, view.theme),
             note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
     ]
@@ -301,7 +299,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         lanes = timespan.ipus_in(rows, part) if tasks is None else timespan.lanes_in(tasks, part)
         shown = rows.ipu[rows.of_steps].tolist() if tasks is None else tasks.ipus
         executed = (it.run, it.iteration, rows.origin)
-        return selection.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
+        return hits.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
 
     @app.callback(
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
@@ -479,7 +477,7 @@ class Asked:
         if not words or self.ipu is not None:
             return []
         lanes = timespan.lanes_of(profiles, *what, self.arrangement)
-        if any(has_name(label, words) for label in lanes.labels):
+        if any(has_name(one, self.report.stages, words) for one in lanes.arranged):
             return []
         there, then = "they have IPUs, stages and Blocks in their names", "All are shown."
         return [common.message(refused.refused("lane with", words, there, then), "warning")]

@@ -25,9 +25,8 @@ from ipuscope.viewer.figures import lanes as lane_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as trace_figures
 from ipuscope.viewer.figures.counters import Track, tracks
-from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.drawing import MOST_MARKS, Drawing, Selection
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows
-from ipuscope.viewer.figures.marks import MOST_MARKS, Selection
 from ipuscope.viewer.figures.pipeline import MARGINS
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock, percent
