@@ -89,8 +89,8 @@ def _store_of(report: Profile) -> Store | None:
     try:
         if not report.state or state_of(report.path) != report.state:
             return None
-        files = [report.path, *filter(None, [os.environ.get(CALIBRATION)])]
-        return Store(*map(content, files))
+        calibration = os.environ.get(CALIBRATION)
+        return Store(content(report.path), *([content(calibration)] if calibration else ()))
     except OSError:
         return None
 

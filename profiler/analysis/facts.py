@@ -183,9 +183,12 @@ def facts(report: Report) -> Facts:
 
 
 def set_options(report: Report) -> list[tuple[str, Any]]:
-    """(dotted name, value) of each option that is set, by name."""
-    rows = sorted(report.options.items())
-    return [(name, value) for name, value in rows if value is not None and value != ""]
+    """(dotted name, value) of each option that the script set, by name.
+
+    Empty for older profiles, which do not say which of their options are the defaults.
+    """
+    changed = report.meta.get("changed", [])
+    return [(name, report.options[name]) for name in changed if name in report.options]
 
 
 def fullest(report: Report) -> Fullest | None:

@@ -32,7 +32,7 @@ def layout(view: View) -> Any:
     report, of = view.report, facts.facts(view.report)
     scheduled = bool(len(report.runs))
     machine = common.card("Machine and program", common.facts(_machine(of)))
-    options = common.card("Options", _options(view), note="as set for the run")
+    options = common.card("Options", *_options(report), note="as set for the run")
     return [
         common.controls(view),
         _numbers(of),
@@ -238,11 +238,20 @@ def _cycles(report: Report, theme: Theme, profiles: Profiles) -> Any:
     )
 
 
-def _options(view: View) -> Any:
-    rows = [
-        html.Tr([html.Td(_breaking(name)), html.Td(str(value))])
-        for name, value in facts.set_options(view.report)
-    ]
+def _options(report: Report) -> list[Any]:
+    """The options that were set; the others are folded."""
+    changed = facts.set_options(report)
+    named = {name for name, _ in changed}
+    rest = [one for one in sorted(report.options.items()) if one[0] not in named]
+    title = f"{len(rest)} others, as they are by default"
+    if "changed" not in report.meta:
+        title = f"{len(rest)} options: this profile does not say which of them were set"
+    folded = html.Details([html.Summary(title, className="note"), _listed(rest)])
+    return [*([_listed(changed)] if changed else []), folded]
+
+
+def _listed(options: list[tuple[str, Any]]) -> Any:
+    rows = [html.Tr([html.Td(_breaking(name)), html.Td(str(value))]) for name, value in options]
     return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
 
 
@@ -274,7 +283,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             Output(id, "children"), *common.param_input(NAME, "profile"), common.theme_state()
         )
         def fill(profile: Any, where: Any) -> Any:
-            made = make(profiles.get(common.whole(profile, 0)), common.theme_of(where), profiles)
+            made = make(profiles.get(profile), common.theme_of(where), profiles)
             return made or html.Div()  # so that what waits for it sees that there is nothing
 
     for id, make in _LATER.items():
