@@ -125,7 +125,7 @@ AXES = {
     ),
     "blocks": Axis(
         "distinct Blocks, a linear layer each, on 4 IPUs",
-        (10, 100, 1000, 10000),
+        (10, 30, 100, 300),
         lambda n: of_chain(n, 4, 1, True),
     ),
 }
