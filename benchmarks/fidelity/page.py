@@ -432,9 +432,9 @@ be nearer.
 
 REACH = """The wanted bounds that are missed, and what of that public knowledge leaves open:
 
-- Products: most of what is left are the fp32 points of [PSP], 5% too fast. Layers of few rows or
-  outputs: putting operands in order takes what poplibs' own regression over 10,000 cases says
-  ([cycles](cycles.md#copies)); Poplar's copies, whose lowering is not public, may take other.
+- Layers of few rows or outputs: putting operands in order takes what poplibs' own regression over
+  10,000 cases says ([cycles](cycles.md#copies)); Poplar's copies, whose lowering is not public, may
+  take other.
 - Training of whole models: BERT's micro-batches are 6 to 13% too fast, and its updates take 0.2 s
   more ([below](#what-one-more-micro-batch-takes)); the cause of neither is found, nor what ViT
   lacks. BERT-Base at sequence 384 is TensorFlow 2's, and compiled as PyTorch's program would be:
@@ -560,10 +560,9 @@ the vendor (about one per compute set and tile), hence less vertex state.
 **Dense products on Bow** ([PSP], measured, read from a plot to about 3%). Operands are on the
 chip. The rows in fp16 say that they were measured with half partials: the program that measured
 them has an option for it, and the fastest exceed what 8 of 16 units could multiply, which is all
-that float partials leave. Nothing is fitted to this group. fp32 is predicted 5% too fast: an
-earlier rule, that only fp32 products copy weights which lie as planned, met it but has no cause in
-poplibs' sources and is gone. The rows with 16 columns are predicted 10-15% too slow in fp16; a
-planner that swapped the operands there for free would be up to 2.7 times too fast.
+that float partials leave. Nothing is fitted to this group. As long as a vertex took what the
+vendor's planner estimates, fp32 was 5% too fast and fp16 with 16 columns 13% too slow: it takes
+what its code does ([cycles](cycles.md#estimated-and-executed)).
 8192 x 128 in fp32 is slower on hardware than its neighbours on both sides; the model does not
 follow.
 
