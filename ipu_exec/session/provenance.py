@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from ipu_exec.option_groups.engine_options import (
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
+from ipuscope.profiler.provenance import digest
 
 _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 
@@ -33,7 +33,7 @@ def provenance() -> dict[str, Any]:
     return {
         "command": told.get("command", [os.path.basename(sys.executable), *sys.argv]),
         "script": script,
-        "digest": _digest(script),
+        "digest": digest(script),
         "arguments": sys.argv[1:],
         "num_ipus": told.get("num_ipus", 0),
         "levers": os.environ.get(LEVERS_VARIABLE, ""),
@@ -42,14 +42,6 @@ def provenance() -> dict[str, Any]:
         "placement": _placement(os.environ.get(PLACEMENT_VARIABLE, "")),
         "seed": torch.initial_seed(),
     }
-
-
-def _digest(script: str) -> str:
-    """SHA-256 of the script; "" where there is no file, as in a notebook."""
-    try:
-        return hashlib.sha256(Path(script).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _placement(path: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Unit:
         return self.in_group * self.out_group // (4 if self.half else 8)
 
 
-def unit_for(machine: Machine, dtype: str) -> Unit:
+def unit_for(machine: Machine, dtype: str, narrow: bool = False) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
     MK1 performs half as many multiplications per cycle (docs/machine.md#targets) at the same 4 (8)
@@ -93,20 +93,10 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     outputs too: four engines store two floats a cycle ([PL, tools/single_conv_layer.cpp] at
     fp16InFp32OutConvUnitsPerTile; [PL, lib/poplin/codelets/ConvPartial1x1Out.cpp], hasAssembly: 16
     units are for half partials or float operands only). Integers and bfloat16 use the type that can
-    hold them.
+    hold them. ``narrow``: partials are of the operands' type, whatever the options say.
     """
     half = dtype in ("float16", "bfloat16")
-    partial = 2 if half and machine.partials in ("float16", "half") else 4
-    return _unit(machine, half, partial)
-
-
-def narrow(machine: Machine, dtype: str) -> Unit:
-    """The same with partials of the operands' type, whatever the options say."""
-    half = dtype in ("float16", "bfloat16")
-    return _unit(machine, half, 2 if half else 4)
-
-
-def _unit(machine: Machine, half: bool, partial_bytes: int) -> Unit:
+    partial_bytes = 2 if half and (narrow or machine.partials in ("float16", "half")) else 4
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
     outputs = macs * row_cycles // in_group

@@ -152,9 +152,6 @@ def add_product(
     return Product(spread, share, splits, channels, steps.worklists(), of_arguments)
 
 
-# of a plan: its problem, dtype and cuts; which side, its channels' stride, and a key if it is given
-
-
 @dataclass(frozen=True)
 class Given:
     """What a product is told besides its problem."""
