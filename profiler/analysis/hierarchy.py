@@ -65,13 +65,18 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     (executions, of all replicas) and ``cycles`` (of all of them). Includes overlapped work on I/O
     tiles, but no waiting.
     """
+    steps = _spent(report, run, iteration)
+    keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
+    return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+
+
+def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
+    """`spent_by_step` of all tasks of a device iteration that are no waiting."""
     tasks = report.tasks(run, iteration=iteration)
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
     pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
     pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    steps = spent_by_step(report, pieces)
-    keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
-    return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+    return spent_by_step(report, pieces)
 
 
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
@@ -81,12 +86,14 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
     layers that differ only in their number are one.
     """
-    steps = cycles_by_step(report)
-    op = steps["op"].to_numpy()
-    none = steps["cause"].astype(str).to_numpy()
-    own = (op >= 0) & np.isin(none, _OF_OPERATORS)
-    kind = np.where(own, steps["direction"].astype(str).to_numpy(), none)
-    rows = steps.assign(kind=kind, otherwise=none)
+    steps = _spent(report, 0, 0)
+    has_op, cause = steps["op"] >= 0, steps["cause"]
+    kind = cause.where(~(has_op & cause.isin(_OF_OPERATORS)), steps["direction"])
+    # an operator's steps differ in kind only: few rows before their names are read
+    named = steps[["name", "cause"]].mask(has_op, "").set_axis(["name", "otherwise"], axis=1)
+    rows = steps[["op", "stage", "cycles"]].assign(kind=kind).join(named)
+    keys = ["op", "stage", "kind", "name", "otherwise"]
+    rows = rows.groupby(keys, as_index=False, sort=False)[["cycles"]].sum()
     return _leaves(report, rows, "cycles", order, together)
 
 
@@ -205,10 +212,9 @@ def _without_no_stage(paths: list[Path]) -> list[Path]:
 
 def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
     """The part of each row's path for one dimension."""
-    modules = [_module(name) for name in table["module"].tolist()]
     if dimension == "module":
-        otherwise = table["otherwise"].tolist()
-        parts = [(no,) if no else module for no, module in zip(otherwise, modules, strict=True)]
+        both = zip(table["otherwise"].tolist(), table["module"].tolist(), strict=True)
+        parts = [(no,) if no else _module(name) for no, name in both]
     elif dimension == "operator":
         rows = zip(table["operator"].tolist(), table["module"].tolist(), strict=True)
         parts = [(_short(name, module),) for name, module in rows]

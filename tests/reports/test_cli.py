@@ -520,7 +520,7 @@ def test_parquet_is_the_frame_or_says_what_is_missing(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ("export", runs / "training", "--table", "ops", "-o", tmp_path / "ops.parquet")
-    if importlib.util.find_spec("pyarrow") or importlib.util.find_spec("fastparquet"):
+    if importlib.util.find_spec("pyarrow"):
         say(capsys, *argv)
         with open_report(runs / "training") as report:
             assert (

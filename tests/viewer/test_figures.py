@@ -187,6 +187,18 @@ def bars_by_name(figure: object) -> dict[str, object]:
     return {bar.name: bar for bar in figure.data if bar.type == "bar"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("words", "ipus"),
+    [("ipu 1", [1]), ("IPU 1 | stage 0", [0, 1]), ("IPU 12", [0, 1, 2, 3]), ("b3", [2])],
+)
+def test_lanes_are_chosen_by_their_names(report: Report, words: str, ipus: list[int]) -> None:
+    arrangement = timespan.Arrangement.of("all", "", "", words)
+    lanes = timespan.lanes_of(Profiles([report]), report, 0, 0, arrangement)
+    assert lanes.shown.tolist() == ipus == np.flatnonzero(lanes.lane >= 0).tolist()
+    assert {*lanes.path.ipu.tolist()} <= {*ipus}
+    pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, follow=0).checked()
+
+
 def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: laning.Lanes) -> None:
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000).checked()
     tasks = report.tasks(0, iteration=0)

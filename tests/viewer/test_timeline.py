@@ -372,7 +372,7 @@ def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles
     from ipuscope.profiler.analysis import hierarchy
 
     shown = hierarchy.visible(nodes, (), 1 / 1400)
-    figure = flame.drawn(shown, (), str, LIGHT, bytes_of=False, compared=False)
+    figure = flame.drawn(shown, (), str, LIGHT, bytes_of=False, compared=False).checked()
     ids = set(figure.data[0].ids)
     assert len(ids) == len(figure.data[0].ids)
     assert set(figure.data[0].parents) - {""} <= ids

@@ -331,6 +331,7 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[di
     """The path of one micro-batch: an arrow from the end of each task to the start of the next."""
     code = codes(lanes.tasks, by_direction=True)
     tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
+    tasks = tasks[lanes.lane[tasks["ipu"].to_numpy()] >= 0]
     tasks = tasks.sort_values(["iteration", "start"], kind="stable")
     times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
     first = np.arange(len(times)) % 2 == 0

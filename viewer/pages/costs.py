@@ -62,6 +62,7 @@ _STEPS = (
     Column("tile_balance", "balance", ".0%", width=100),
     Column("bytes_in", "bytes in", ",.0f", width=110),
 )
+_OF_FLAME = ("measure", "order", "layers", "form", "at")
 _WHAT = ("profile", "order", "layers", "stage", "direction", "find", "sort", "at", "toggled")
 
 
@@ -90,6 +91,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "toggled", check=_no_row),
             common.hidden(view, "op", check=refused.no_row(report, records.Op, "operator", _CLICK)),
             common.hidden(view, "node", check=_no_step(report)),
+            compares=True,
         ),
         common.figure_card(
             "Costs by part",
@@ -240,11 +242,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("costs-grid", "columnDefs"),
         Output("costs-grid", "style"),
         Output("costs-trail", "children"),
-        *common.param_input(NAME, *_WHAT, "other"),
+        *common.param_input(NAME, *_WHAT, "other", "with"),
     )
     def rows(profile: Any, *values: Any) -> Any:
-        *what, other = values
-        report, second = _reports(profiles, profile, other)
+        *what, other, beside = values
+        report, second = _reports(profiles, profile, other, beside)
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
@@ -258,7 +260,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def chosen(profile: Any, op: Any, node: Any, where: Any) -> Any:
-        report, theme = profiles.get(common.whole(profile, 0)), common.theme_of(where)
+        report, theme = profiles.get(profile), common.theme_of(where)
         number, at_node = common.whole(op, -1), common.whole(node, -1)
         if at_node >= 0:  # without one, the steps need not be read
             at = np.flatnonzero(report.steps_in_order("program") == at_node)
@@ -270,8 +272,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         return operator_details(profiles, report, number, theme)
 
 
-def _reports(profiles: Profiles, profile: Any, other: Any) -> tuple[Report, Report | None]:
-    return profiles.get(common.whole(profile, 0)), common.other_of(profiles, profile, other)
+def _reports(profiles: Profiles, profile: Any, *other: Any) -> tuple[Report, Report | None]:
+    return profiles.get(profile), common.other_of(profiles, profile, *other)
 
 
 # -- the flame graph ---
@@ -321,20 +323,12 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         Output("flame-graph", "figure"),
         Output("flame-legend", "children"),
         Output("flame-parts", "children"),
-        *common.param_input(NAME, "profile", "measure", "order", "layers", "form", "other", "at"),
+        *common.param_input(NAME, "profile", "other", "with", *_OF_FLAME),
         common.theme_state(),
     )
-    def draw(
-        profile: Any,
-        measure: Any,
-        order: Any,
-        layers: Any,
-        form: Any,
-        other: Any,
-        at: Any,
-        where: Any,
-    ) -> Any:
-        report, second = _reports(profiles, profile, other)
+    def draw(profile: Any, other: Any, beside: Any, measure: Any, order: Any, *more: Any) -> Any:
+        layers, form, at, where = more
+        report, second = _reports(profiles, profile, other, beside)
         bytes_of = measure == "bytes" or not len(report.runs)
         over = order if order in hierarchy.ORDERS else "module"
         what = ("bytes" if bytes_of else "cycles", over, layers == "together")

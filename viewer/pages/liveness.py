@@ -155,17 +155,18 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("liveness-steps", "figure"),
-        *common.param_input(NAME, "profile", "ipu", "tile", "scale", "other"),
+        *common.param_input(NAME, "profile", "ipu", "tile", "scale", "other", "with"),
         common.theme_state(),
     )
-    def over_steps(profile: Any, ipu: Any, tile: Any, scale: Any, other: Any, where: Any) -> Any:
+    def over_steps(profile: Any, ipu: Any, tile: Any, scale: Any, *more: Any) -> Any:
+        *other, where = more
         report, ipu = common.chosen(profiles, profile, ipu)
         on = common.whole(tile, -1, 0, report.target.tiles_per_ipu - 1)
         one = None
         if on >= 0:
             one = on, report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
         limit = report.target.bytes_per_tile
-        second = common.other_of(profiles, profile, other)
+        second = common.other_of(profiles, profile, *other)
         beside = (
             _live_steps(second, ipu)
             if second is not None and ipu < second.target.ipus_per_replica

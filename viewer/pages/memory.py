@@ -71,6 +71,7 @@ def layout(view: View) -> Any:
                 "variable",
                 check=refused.no_row(view.report, records.Variable, "variable", "Click one."),
             ),
+            compares=True,
         ),
         common.figure_card(
             "Bytes of each tile",
@@ -151,19 +152,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("memory-tiles", "figure"),
         Output("memory-chip", "figure"),
         Output("memory-kinds", "figure"),
-        *common.param_input(NAME, "profile", "ipu", "tile", "gaps", "scale", "other"),
+        *common.param_input(NAME, "profile", "ipu", "tile", "gaps", "scale", "other", "with"),
         common.theme_state(),
     )
-    def whole_ipu(
-        profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, other: Any, where: Any
-    ) -> Any:
+    def whole_ipu(profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, *more: Any) -> Any:
+        *other, where = more
         report, ipu = common.chosen(profiles, profile, ipu)
         limit, theme = report.target.bytes_per_tile, common.theme_of(where)
         by_tile = report.tiles(ipu)
         column = "total" if gaps == "with" else "total_excluding_gaps"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
-        second = common.other_of(profiles, profile, other)
+        second = common.other_of(profiles, profile, *other)
         beside = (
             second.tiles(ipu)
             if second is not None and ipu < second.target.ipus_per_replica
@@ -204,7 +204,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def one_variable(profile: Any, variable: Any, where: Any) -> Any:
-        report, number = profiles.get(common.whole(profile, 0)), common.whole(variable, -1)
+        report, number = profiles.get(profile), common.whole(variable, -1)
         row = int(report.rows_of(records.Variable, np.array([number]))[0]) if number >= 0 else -1
         if row < 0:
             return common.message("Click a variable in a table for its tiles and its lifetime.")

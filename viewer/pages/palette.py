@@ -1,4 +1,4 @@
-"""The command palette: pages, operators, variables, stages and actions by name."""
+"""The command palette: pages, profiles, operators, variables, stages and actions by name."""
 
 from __future__ import annotations
 
@@ -35,9 +35,21 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def find(words: Any, profile: Any) -> Any:
-        text = str(words or "").strip().lower()
-        report = profiles.get(common.whole((profile or [0])[0], 0))
-        return matches(report, text) if len(text) > 1 else []
+        text, shown = str(words or "").strip().lower(), (profile or [0])[0]
+        if len(text) < 2:
+            return []
+        return [*_listed(profiles, shown, text), *matches(profiles.get(shown), text)]
+
+
+def _listed(profiles: Profiles, shown: Any, words: str) -> list[Any]:
+    """Buttons that show another profile on this page, or compare with it."""
+    buttons = []
+    for key, name in common.names_of(profiles).items():
+        for kind, does in (("profile", "open"), ("with", "compare with")):
+            if key != profiles.key(shown) and words in f"{does} {name}".lower():
+                asks: Any = {f"data-{kind}": key}
+                buttons.append(html.Button([html.Span("profile"), f"{does} {name}"], **asks))
+    return buttons[: 2 * _MOST]
 
 
 def matches(report: Report, words: str) -> list[Any]:

@@ -54,7 +54,7 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
     def compare(clicks: Any, starts: Any, profile: Any, where: Any) -> Any:
         if not clicks:
             return no_update
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         costs, assignment, _ = asked(profile, starts)
         try:
             rows, _ = compared(report, costs, assignment)

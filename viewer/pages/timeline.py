@@ -21,7 +21,7 @@ from ipuscope.viewer.figures import counters as counter_figures
 from ipuscope.viewer.figures import host as host_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
-from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes
+from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
 from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.marks import marked
 from ipuscope.viewer.figures.theme import WAITING
@@ -239,6 +239,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
             *timespan.no_iteration(it.report, it.run, values[2]),
             *timespan.refusals(low, high, asked_marks, chosen, end, count),
             *(it.as_tasks() + it.left_out(profiles) if tasks is None else []),
+            *it.unnamed(profiles),
         ]
         measured = timespan.measured(marks, selected, it.clock)
         result = _search_result(it.rows, words, it.clock, named)
@@ -472,6 +473,17 @@ class Asked:
         what = (self.report, self.run, self.iteration or 0, self.arrangement)
         return timespan.left_out(profiles, *what)
 
+    def unnamed(self, profiles: Profiles) -> list[Any]:
+        """A message where no lane has the name that is asked for, so that all are shown."""
+        words, what = self.arrangement.named, (self.report, self.run, self.iteration or 0)
+        if not words or self.ipu is not None:
+            return []
+        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
+        if any(has_name(label, words) for label in lanes.labels):
+            return []
+        there, then = "they have IPUs, stages and Blocks in their names", "All are shown."
+        return [common.message(refused.refused("lane with", words, there, then), "warning")]
+
     def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
         """Executed steps of that name, if the rows over all time show tasks instead."""
         ipus = np.unique(self.rows.ipu).tolist()
@@ -504,15 +516,15 @@ def what_is_asked(
     ``window``: values of the parameters from and to, if its steps are wanted: ``each``, or those at
     a ``point``, unmerged.
     """
-    profile, run, iteration, span, ipu, level, lanes, opened, pins, unit = values
-    report = profiles.get(common.whole(profile, 0))
+    profile, run, iteration, span, ipu, level, *lanes, unit = values
+    report = profiles.get(profile)
     at = timespan.run_of(report, run)
     which = None if span == "call" else timespan.iteration_of(report, at, iteration)
     chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
     one = chip if chip >= 0 else None
     kind = "flame" if level == "modules" else "flat"
     level = level if level in dict(LEVELS) else "auto"
-    arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
+    arrangement = Arrangement.of(*lanes) if one is None else Arrangement()
     what = (profiles, report, at, which, one, kind, arrangement)
     rows, shown = timespan.rows_of(*what, each=each and window is None), None
     if window is not None:

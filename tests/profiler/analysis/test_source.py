@@ -11,7 +11,7 @@ import pytest
 
 from ipu_exec.graph import Graph
 from ipu_exec.option_groups.engine_options import NO_SOURCE_VARIABLE
-from ipu_exec.session import provenance
+from ipu_exec.session import autoreport
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import hierarchy, source
 from ipuscope.reports.cli import main
@@ -78,12 +78,12 @@ def test_the_text_is_bounded_and_may_be_left_out(
 
     small, large = tmp_path / "small.py", tmp_path / "large.py"
     small.write_text("x = 1\n")
-    large.write_text("#" * (provenance.MOST_OF_ONE + 1))
+    large.write_text("#" * (autoreport.MOST_OF_ONE + 1))
     graph = Graph.__new__(Graph)
     graph.ops = [Op(large), Op(large), Op(small), Op(tmp_path / "gone.py")]  # type: ignore[list-item]
-    assert provenance.source_text(graph) == {str(small): "x = 1\n"}
+    assert autoreport.source_text(graph) == {str(small): "x = 1\n"}
     monkeypatch.setenv(NO_SOURCE_VARIABLE, "1")
-    assert provenance.source_text(graph) == {}
+    assert autoreport.source_text(graph) == {}
 
 
 def test_a_strangers_text_is_data(
