@@ -56,7 +56,7 @@ view: $(STAMP) demo/training/profile.pop ## Open the viewer on the demo's profil
 	$(BIN)/ipu-report view demo/training
 
 test: $(STAMP) ## Run the tests on all cores; ARGS="-k timeline" for some of them
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 fuzz: $(STAMP) ## Read damaged profiles by everything, CASES=1000 of them, within time and memory
 	$(BIN)/python -m tools.fuzz --cases $(CASES)

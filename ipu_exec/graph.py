@@ -96,6 +96,8 @@ class OpNode:
     line: int = 0
     forward_op: int = -1
     attributes: OperatorAttributes = OperatorAttributes()
+    # the user's lines that lead to ``line``, outermost first, a line each; of no key of a cache
+    callers: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(slots=True)

@@ -134,6 +134,7 @@ class Machine:
     # kinds of operators ("convolution", "matmul") whose vertices load weights 128 bits at a time
     wide_loads: tuple[str, ...] = ()
     wide_load: bool = False  # of the operator in hand: `loading`
+    ipu_model: bool = False  # products take what the vendor's IPUModel estimates, not their code
     fully_connected: str = TRAINING  # or INFERENCE: products are passes of layers; "": they are not
 
     def loading(self, kind: str) -> Machine:

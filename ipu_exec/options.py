@@ -339,7 +339,7 @@ class Options(Group):
         return self.target(f"mk{ipu_version}").connectionType(ConnectionType.Never)
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Recorded; everything is modelled."""
+        """Products take the cycles of the vendor's IPUModel, not those of hardware."""
         return self._flag("useIpuModel", use_model=use_model)
 
     def useIpuId(self, ipu_id: int) -> Self:

@@ -53,6 +53,7 @@ def _run(argv: Sequence[str] | None, name: str) -> int:
             return 2
         from ipuscope.waiting import waiting
 
+        os.environ.pop("IPUSCOPE_CALIBRATION", None)  # compiles are the model's: so are predictions
         with waiting(f"{name}: loading PyTorch", after=0.2):  # it takes seconds
             from ipu_exec.commands.run import run
     return run(args, name)

@@ -8,9 +8,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from ipuscope.words import one_line
 
@@ -34,8 +34,9 @@ class Say(Protocol):
 class _Display:
     """The state of one piece of work, and the thread that shows it."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, alone_on: TextIO | None = None) -> None:
         self._words, self._what = one_line(words), ""
+        self._alone_on = alone_on  # a stream; None: standard error, under what is printed meanwhile
         self._part: float | None = None
         self._start = time.monotonic()
         self._ended = threading.Event()
@@ -58,6 +59,14 @@ class _Display:
             if self._bar is None:
                 print(f"{self} ({self._seconds:.0f} s)", file=sys.stderr, flush=True)
 
+    def show_until(self, enough: Callable[[], bool]) -> None:
+        """A bar on a terminal until it is ended, or it is ``enough``."""
+        while not self._ended.wait(0.1):
+            if enough():
+                self.end()
+            elif self._seconds > PATIENCE:
+                self._draw()
+
     def end(self) -> None:
         self._ended.set()
         with self._one_at_a_time:
@@ -79,7 +88,7 @@ class _Display:
 
         with self._one_at_a_time:
             if self._bar is None:
-                console = Console(stderr=True, highlight=False, markup=False)
+                console = Console(stderr=True, file=self._alone_on, highlight=False, markup=False)
                 if not console.is_terminal or self._ended.is_set():
                     return
                 self._bar = self._started(console)
@@ -97,10 +106,17 @@ class _Display:
             TimeElapsedColumn(),
         )
         before = sys.stdout, sys.stderr
-        bar = Progress(*columns, console=console, transient=True)
+        beside = self._alone_on is None
+        bar = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=beside,
+            redirect_stderr=beside,
+        )
         task = bar.add_task(str(self), total=None)
         bar.tasks[task].start_time = bar.get_time() - self._seconds
-        bar.start()  # what is printed meanwhile, warnings too, goes above the bar; so do logs:
+        bar.start()  # what is printed meanwhile, warnings too, may go above the bar; so may logs:
         through = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
         self._logs = [(one, one.stream) for one in _log_handlers() if one.stream in through]
         for handler, stream in self._logs:
@@ -130,3 +146,37 @@ def waiting(words: str, after: float | None = PATIENCE) -> Iterator[Say]:
         yield display.say
     finally:
         display.end()
+
+
+class _EndsDisplay:
+    """A stream of this process whose first text ends a display."""
+
+    def __init__(self, stream: TextIO, display: _Display) -> None:
+        self._stream, self._display, self._process = stream, display, os.getpid()
+
+    def write(self, text: str) -> int:
+        if os.getpid() == self._process:  # a forked child has not the display's threads
+            self._display.end()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def waiting_for_output(words: str, enough: Callable[[], bool]) -> Iterator[None]:
+    """A bar on a terminal until the program that runs meanwhile prints, or it is ``enough``."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    before = sys.stdout, sys.stderr
+    display = _Display(words, alone_on=sys.stderr)
+    own = tuple(_EndsDisplay(stream, display) for stream in before)
+    sys.stdout, sys.stderr = own
+    threading.Thread(target=display.show_until, args=(enough,), daemon=True).start()
+    try:
+        yield
+    finally:
+        display.end()
+        if (sys.stdout, sys.stderr) == own:  # the program may have others by now
+            sys.stdout, sys.stderr = before

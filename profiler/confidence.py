@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ipuscope.profiler import units
+from ipuscope.profiler import calibration, units
 
 if TYPE_CHECKING:
     from ipuscope.profiler.report import Report
@@ -26,13 +26,14 @@ class Confidence:
     """The factors of the predicted speed between which the true one likely is; time is the inverse.
 
     ``unmeasured``: the share of cycles of operators that nobody measured on hardware. ``models``:
-    published measurements of whole models behind it.
+    published measurements of whole models behind it; ``own``: by the user's calibration.
     """
 
     low: float
     high: float
     unmeasured: float = 0.0
     models: int = 0
+    own: bool = False
 
     @property
     def likely(self) -> float:
@@ -43,9 +44,14 @@ class Confidence:
     def words(self) -> str:
         """The error of the cycles, ``likely within 8%`` or ``likely 2% fewer to 35% more``."""
         fewer, more = 1 - 1 / self.high, 1 / self.low - 1
+        whose = ", measured on your machine" * self.own
         if abs(1 / self.low - self.high) < 0.005:
-            return f"likely within {more:.0%}"
-        return f"likely {fewer:.0%} fewer to {more:.0%} more"
+            return f"likely within {more:.0%}{whose}"
+        if fewer < 0:
+            return f"likely {-fewer:.0%} to {more:.0%} more{whose}"
+        if more < 0:
+            return f"likely {-more:.0%} to {fewer:.0%} fewer{whose}"
+        return f"likely {fewer:.0%} fewer to {more:.0%} more{whose}"
 
     @property
     def spread(self) -> float:
@@ -65,14 +71,22 @@ class Confidence:
         return f"{units.per_second(low)} to {units.per_second(high)}"
 
 
-def confidence(report: Report) -> Confidence | None:
-    """The range of the profile's speed; None if the profile does not say."""
-    error = _header(report)
+def confidence(report: Report, of_costs: bool = False) -> Confidence | None:
+    """The range of the profile's speed; None if the profile does not say.
+
+    ``of_costs``: of what is predicted with costs of Blocks, in which a calibration's factors are.
+    """
+    error, own = _header(report), calibration.of(report)
     if error is None:
         return None
     likely = float(error["likely"])
     low, high = error.get("low", 1 / (1 + likely)), error.get("high", 1 + likely)
-    return Confidence(low, high, float(error["unmeasured"]), int(error.get("models", 0)))
+    if own is not None:  # of cycles, the inverse of speed
+        factor, least, most = calibration.likely(report, own, 1 / high, 1 / low)
+        factor = 1.0 if of_costs else factor
+        low, high = 1 / (factor * most), 1 / (factor * least)
+    about = float(error["unmeasured"]), int(error.get("models", 0)), own is not None
+    return Confidence(low, high, *about)
 
 
 class Fits(StrEnum):
@@ -121,9 +135,12 @@ def by_class(report: Report) -> pd.DataFrame:
     return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
 
 
-def likely(report: Report) -> str:
-    """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty if unknown."""
-    error = confidence(report)
+def likely(report: Report, of_costs: bool = True) -> str:
+    """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty if unknown.
+
+    ``of_costs``: as for `confidence`.
+    """
+    error = confidence(report, of_costs)
     return "" if error is None else error.words
 
 

@@ -58,7 +58,7 @@ class Provenance:
     def differences(self, script: str, arguments: Sequence[str]) -> list[str]:
         """Sentences on how a script that is to be compiled again differs from the profile's."""
         differ = []
-        if self.digest and self.digest != _digest(script):
+        if self.digest and self.digest != digest_of(script):
             differ.append(f"{script} is not the script that the profile was made with")
         if self.script and tuple(arguments) != self.arguments:
             ours, theirs = shlex.join(arguments), shlex.join(self.arguments)
@@ -82,7 +82,8 @@ _KINDS = {
 }
 
 
-def _digest(script: str) -> str:
+def digest_of(script: str) -> str:
+    """SHA-256 of the script; "" where there is no file, as in a notebook."""
     try:
         return hashlib.sha256(Path(script).read_bytes()).hexdigest()
     except OSError:

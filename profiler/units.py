@@ -86,8 +86,8 @@ def folded(split: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1: 24.1%."""
-    return f"{share:.1%}"
+    """A share of 1: 24.1%, and <0.1% of what would round to nothing."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
 def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import facts
+from ipuscope.profiler.analysis import facts, source
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.analysis.peak import Peak, peak
@@ -39,15 +39,15 @@ from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
 from ipuscope.viewer.figures import peak as figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
 MAX_IPUS = 8  # heat maps in a report: the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
+_TOP_LINES = 20
 _MOST_WAITS = 15
 _OPEN = 3  # sections open at first: the summary, what to do, what an update waits for
 _SENTENCE = 60  # letters from which a table's cell wraps
@@ -60,11 +60,11 @@ _BEHIND_MARKS = re.compile(r"(?<=[/._:])(?=[A-Za-z])")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled section: figures by theme, or a table. A click opens a ``folded`` one."""
+    """A titled section: figures, each by theme, or a table. A click opens a ``folded`` one."""
 
     title: str
     note: str = ""
-    figures: dict[str, go.Figure] | None = None
+    figures: Sequence[dict[str, go.Figure]] = ()
     table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
     folded: bool = False
 
@@ -85,9 +85,7 @@ def page(report: Report) -> str:
     """The report as HTML."""
     sections = _sections(report)
     figures = {
-        name: [
-            json.loads(section.figures[name].to_json()) for section in sections if section.figures
-        ]
+        name: [json.loads(one[name].to_json()) for section in sections for one in section.figures]
         for name in theme.THEMES
     }
     body, number = [], 0
@@ -97,8 +95,8 @@ def page(report: Report) -> str:
         body.append(f"<section><details{state}>{title}")
         if section.note:
             body.append(f"<p class='note'>{html.escape(section.note)}</p>")
-        if section.figures:
-            height = section.figures["light"].layout.height
+        for figure in section.figures:
+            height = figure["light"].layout.height
             body.append(
                 f"<div class='figure' id='figure-{number}' style='min-height:{height}px'></div>"
             )
@@ -180,11 +178,11 @@ def _sections(report: Report) -> list[Section]:
             _themed(lambda t: memory.categories(kinds, t, columns=4)),
         ),
     ]
-    sections += [*_heat_maps(report, tiles), _ops(report), _options(report)]
+    sections += [_heat_maps(report, tiles), _ops(report), *_lines(report), _options(report)]
     return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
 
 
-def _heat_maps(report: Report, tiles: np.ndarray) -> Iterator[Section]:
+def _heat_maps(report: Report, tiles: np.ndarray) -> Section:
     """Heat maps of the IPUs with the fullest tiles, all on one scale."""
     fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
     maps = {
@@ -196,17 +194,18 @@ def _heat_maps(report: Report, tiles: np.ndarray) -> Iterator[Section]:
         float(min((values.min(initial=0) for values in maps.values()), default=0)),
         float(max((values.max(initial=0) for values in maps.values()), default=0)),
     )
-    for ipu, values in maps.items():
-        yield _heat(report, ipu, values, scale)
+    limit, count = report.target.bytes_per_tile, report.target.tiles_per_ipu
 
+    def drawn(ipu: int, values: np.ndarray, theme: Theme) -> Drawing:
+        program = report.program_steps(ipu)
+        of = ((0, len(program)), (0, count), program, limit, theme)
+        figure = memory.heat_map(values, *of, scale=scale)
+        return figure.update_layout(title={"text": f"IPU {ipu}", "font": {"size": 13}})
 
-def _heat(report: Report, ipu: int, values: np.ndarray, scale: tuple[float, float]) -> Section:
-    program, limit = report.program_steps(ipu), report.target.bytes_per_tile
-    bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
     return Section(
-        f"IPU {ipu}: live bytes over tiles and program steps",
+        "Live bytes over tiles and program steps",
         "Gaps excluded; resampled by maximum. All IPUs on one scale.",
-        _themed(lambda t: memory.heat_map(values, *bounds, program, limit, t, scale=scale)),
+        [figure for ipu, values in maps.items() for figure in _themed(partial(drawn, ipu, values))],
     )
 
 
@@ -298,8 +297,9 @@ def _rebalance(report: Report) -> Iterator[Section]:
 
 
 def _options(report: Report) -> Section:
-    """The options that were set."""
-    rows = [(name, json.dumps(value)) for name, value in facts.set_options(report)]
+    """The options that were set; all of an older profile, which does not say which those are."""
+    options = facts.set_options(report) or sorted(report.options.items())
+    rows = [(name, json.dumps(value)) for name, value in options]
     return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
 
 
@@ -311,8 +311,8 @@ def _pace(report: Report) -> str:
     return "The slowest stage sets the pace."
 
 
-def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> dict[str, go.Figure]:
-    return {name: as_plotly(draw(one)) for name, one in theme.THEMES.items()}
+def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> list[dict[str, go.Figure]]:
+    return [{name: as_plotly(draw(one)) for name, one in theme.THEMES.items()}]
 
 
 def _ops(report: Report) -> Section:
@@ -337,6 +337,23 @@ def _ops(report: Report) -> Section:
         " Total: cycles of one execution times executions; share: of all operators' totals.",
         table=(heads, rows),
     )
+
+
+def _lines(report: Report) -> Iterator[Section]:
+    """The user's lines whose operators take most, if any have one."""
+    lines = source.lines(report)
+    lines = lines[lines["file"] != ""].head(_TOP_LINES)
+    rows = [
+        (units.percent(row.share), f"{row.file}:{row.line}", text.strip(), str(row.ipus))
+        for row, text in zip(
+            units.rows_of(lines),
+            (source.line_of(report, *at) for at in zip(lines["file"], lines["line"], strict=True)),
+            strict=True,
+        )
+    ]
+    if rows:
+        note = "Of the cycles of all operators, by the line that makes them."
+        yield Section("Source lines", note, table=(("share", "line", "", "IPU"), rows))
 
 
 def _about(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Cycles as stacks: module path, operator and kind of step, or source line.
+"""Cycles as stacks: module path, operator and kind of step, or call stack.
 
 Two forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
 flamegraph.pl, inferno and speedscope) and speedscope's own
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.file import records
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.Da
     """The activity of each IPU in time order: ``stack`` (names, outermost first) and ``cycles``.
 
     Consecutive equal stacks are one row; an IPU's rows add up to the device iteration. ``by``:
-    "module" (direction, module path, operator, kind of step), or "source" (file and line instead of
-    the path).
+    "module" (direction, module path, operator, kind of step), or "source" (the user's call stack
+    down to the line instead of the path).
     """
     steps = report.steps(run, iteration=iteration)
     steps = steps[steps["kind"] != records.BESIDE]
@@ -67,10 +68,11 @@ def _of_module(report: Report) -> dict[int, Stack]:
 def _of_source(report: Report) -> dict[int, Stack]:
     ops = report.ops
     columns = (ops[name].tolist() for name in ("file", "line", "name"))
-    sources: dict[int, Stack] = {}
-    for op, file, line, name in zip(ops.index.tolist(), *columns, strict=True):
-        sources[op] = (f"{file}:{line}" if file else "no source line", str(name))
-    return sources
+    rows = zip(ops.index.tolist(), callers(report), *columns, strict=True)
+    return {
+        op: (*above, f"{file}:{line}" if file else "no source line", str(name))
+        for op, above, file, line, name in rows
+    }
 
 
 def _merged(made: list[Stack], cycles: np.ndarray) -> pd.DataFrame:

@@ -27,6 +27,7 @@ os.environ.setdefault(EVERY_VARIABLE, "600")
 def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Cached data of profiles (`profiler.answers`) neither comes from an earlier run nor stays."""
     os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 NO_BROWSER = "no chromium: make browser"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import time
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import ipu_exec as poptorch
-from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, waiting
+from ipuscope import waiting as progress
+from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, waiting, waiting_for_output
 
 
 def test_a_log_gets_a_line_every_so_many_seconds(
@@ -53,6 +55,28 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with waiting("drawing"):
         pass
     assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_before_a_scripts_first_words_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = io.StringIO(), Terminal()
+    for name, stream in (("stdout", out), ("stderr", err)):
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    with waiting_for_output("script.py runs", lambda: False):
+        while "script.py runs" not in err.getvalue():
+            time.sleep(0.01)
+        print("loading the data")
+        drawn = err.getvalue()
+        time.sleep(0.3)
+        assert err.getvalue() == drawn
+    assert out.getvalue() == "loading the data\n"
+    assert (sys.stdout, sys.stderr) == (out, err)
 
 
 class Slow(torch.nn.Module):

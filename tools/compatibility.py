@@ -224,7 +224,10 @@ GROUPS = (
                 "which IPUs wait for the host together; in phased execution all do",
             ),
             "updatableNamedBuffers": SAME,
-            "useIpuModel": (ACCEPTED, "everything is modelled"),
+            "useIpuModel": (
+                PROFILE,
+                "products take the cycles that the vendor's IPUModel estimates",
+            ),
             "useIpuId": (SAME, "one model of the process has the device at a time"),
             "logDir": (ACCEPTED, "nothing is written there"),
             "maxRepeatLogs": (ACCEPTED, "nothing is repeated"),

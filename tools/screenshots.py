@@ -69,7 +69,10 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             const all = (what) => Array.from(document.querySelectorAll(what));
             if (all('.control').some((one) => one.childElementCount < 2)) { return false; }
             const grids = all('[class^=ag-theme-quartz]');
-            if (!grids.every((one) => one.querySelector('.ag-root'))) { return false; }
+            const rows = '.ag-cell, .ag-overlay-no-rows-wrapper, .ag-overlay-no-rows-center';
+            const filled = (one) => one.querySelector('.ag-root')
+              && (!one.offsetHeight || one.querySelector(rows));  // no height: folded away
+            if (!grids.every(filled)) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
               const drawn = plot.querySelector('.main-svg')

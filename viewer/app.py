@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Sequence
@@ -41,11 +42,11 @@ from ipuscope.viewer.pages import (
     query,
     rebalance,
     refused,
+    runs,
     summary,
     timeline,
 )
 from ipuscope.viewer.pages.common import Page, View
-from ipuscope.viewer.process import settle
 from ipuscope.viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
@@ -56,12 +57,14 @@ PAGES: tuple[Page, ...] = (
     rebalance.PAGE,
     compare.PAGE,
     pod.PAGE,
+    runs.PAGE,
 )
 
-PAGE_KEYS = "1234567"  # the keys that open them
+PAGE_KEYS = "12345678"  # the keys that open them
 _BUTTONS = (
     ("Find", "Anything (Ctrl+K)"),
     ("Query", "SQL, in a drawer (q)"),
+    ("Views", "Saved views (v)"),
     ("Theme", "Light or dark (t)"),
     ("Keys", "Keyboard shortcuts (?)"),
 )
@@ -106,8 +109,12 @@ def create_app(
     ``guard`` decides who is answered; by default, only this machine. ``script``: the script that
     wrote the profile, with its arguments, so that Rebalance can compile splits.
     """
-    profiles = Profiles([report] if other is None else [report, other], script)
-    return _app(profiles, _title(report), guard)
+    return app_of(Profiles([report] if other is None else [report, other], script), guard)
+
+
+def app_of(profiles: Profiles, guard: guards.Guard | None = None) -> Dash:
+    """The viewer over the profiles that may be opened; ProfileError if the first cannot be."""
+    return _app(profiles, _title(profiles.get()), guard)
 
 
 def serve(app: Dash, host: str, port: int) -> None:
@@ -173,6 +180,7 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
         page.register(app, profiles)
     query.register(app, profiles)
     palette.register(app, profiles)
+    palette.register_views(app, profiles)
     return app
 
 
@@ -183,20 +191,21 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _is_listed(page: Page, profiles: Profiles) -> bool:
+def _is_listed(page: Page, view: View) -> bool:
     """Whether the page has something to show; if the profile is gone, the page itself says so."""
     try:
-        return page.shown(profiles)
+        return page.shown(view)
     except ProfileError:
         return True
 
 
 def _shell(profiles: Profiles) -> Any:
+    view = View(profiles, "summary", {}, themes.theme("light"))
     links = [
         dcc.Link(
             page.name,
             href=page.path,
-            className="nav" if _is_listed(page, profiles) else "nav unused",
+            className="nav" if _is_listed(page, view) else "nav unused",
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
@@ -240,6 +249,7 @@ def _shell(profiles: Profiles) -> Any:
             html.Div(id="toast", role="status"),
             _shortcuts(),
             palette.dialog(),
+            palette.views_dialog(),
         ],
         className="shell",
     )
@@ -250,6 +260,7 @@ def _shortcuts() -> Any:
         *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
         ("Ctrl + K", "find a page, an operator, a variable, a stage, or what to do"),
         ("q", "a query, in a drawer"),
+        ("v", "saved views: what is shown now, with a note"),
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
@@ -390,7 +401,13 @@ def _register(app: Dash, profiles: Profiles) -> None:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)
-        unused = {page.path for page in PAGES if not _is_listed(page, profiles)} - {path}
+        view = View(
+            profiles,
+            page.path.strip("/") or "summary" if page else "",
+            common.parse(where.get("search")),
+            common.theme_of(where),
+        )
+        unused = {page.path for page in PAGES if not _is_listed(page, view)} - {path}
         classes = [
             "nav here" if link["nav"] == path else "nav unused" if link["nav"] in unused else "nav"
             for link in links
@@ -404,12 +421,6 @@ def _register(app: Dash, profiles: Profiles) -> None:
                 [],
                 classes,
             )
-        view = View(
-            profiles,
-            page.path.strip("/") or "summary",
-            common.parse(where.get("search")),
-            common.theme_of(where),
-        )
         allowed = _params_of(app, view.page) | _params_of(app, query.NAME)
         _refuse(view, str(where.get("search") or ""), page.name, allowed)
         try:
@@ -420,8 +431,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
     @app.callback(Output("notes", "children"), Input("where", "data"), Input("followed", "data"))
     def noted(where: dict[str, Any] | None, _: str | None) -> Any:
         """Warnings and damage, which is found by going over every byte."""
-        at = common.whole(common.parse((where or {}).get("search")).get("profile"), 0)
-        notes = profiles.get(at).notes if len(profiles) else []
+        asked = common.parse((where or {}).get("search")).get("profile")
+        notes = profiles.get(asked).notes if len(profiles) else []
         return common.message(" ".join(notes), "warning") if notes else []
 
 
@@ -445,8 +456,8 @@ def _refuse(view: View, search: str, page: str, allowed: set[str]) -> None:
         view.refuse("", refused.refused("address", search, there, "None of them was taken."))
     view.text("theme", view.theme.name, list(themes.THEMES))
     for name in view.params:
-        if name not in allowed and name not in ("theme", "profile"):
-            there = f"it takes {', '.join(sorted(allowed - {'profile'})) or 'none'}"
+        if name not in allowed and name not in ("theme", "profile", "with"):
+            there = f"it takes {', '.join(sorted(allowed - {'profile', 'with'})) or 'none'}"
             words = refused.refused(f"parameter {{}} of {page}", name, there, "It is left out.")
             view.refuse(name, words)
 
@@ -471,3 +482,14 @@ def _on_error(error: Exception) -> None:
             " where."
         )
     set_props("alert", {"children": common.message(words, "error")})
+
+
+def settle() -> None:
+    """Exempt the million objects loaded by now, which stay, from garbage collection.
+
+    A pass over them takes 70 ms and would delay some answer. One over all newer objects is as long
+    as a small answer, and rare; those over young objects, most of which go at once, stay frequent.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 200)

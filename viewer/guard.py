@@ -8,6 +8,7 @@ answer or come from the viewer, and may fetch nothing from elsewhere. See docs/s
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import html
 import ipaddress
@@ -18,14 +19,13 @@ import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from dash import Dash
 from flask import Response, g, redirect, request
 from werkzeug.exceptions import HTTPException
-
-from ipuscope.viewer.compressed import compressed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "IPUSCOPE_VIEWER_TOKEN"
@@ -227,3 +227,33 @@ def _answer_to(error: Exception) -> Response:
 
 def _plain(words: str, code: int) -> Response:
     return Response(words + "\n", code, mimetype="text/plain")
+
+
+# -- compression ---
+
+
+_LEAST = 1400  # bytes: fewer fit one packet anyway
+_OF_TEXT = ("text/html", "text/css", "text/plain", "application/json", "image/svg+xml")
+_OF_SCRIPTS = ("text/javascript", "application/javascript")
+
+
+def compressed(response: Response) -> Response:
+    """The answer, compressed if it is long text: figures quickly, scripts once."""
+    script = response.mimetype in _OF_SCRIPTS
+    if response.status_code != 200 or not (script or response.mimetype in _OF_TEXT):
+        return response
+    response.vary.add("Accept-Encoding")
+    if not request.accept_encodings.quality("gzip") or "Content-Encoding" in response.headers:
+        return response
+    response.direct_passthrough = False  # a file's bytes are read here
+    body = response.get_data()
+    if len(body) < _LEAST:
+        return response
+    response.set_data(_script(body) if script else gzip.compress(body, 1, mtime=0))
+    response.headers["Content-Encoding"] = "gzip"
+    return response
+
+
+@lru_cache(maxsize=64)
+def _script(body: bytes) -> bytes:
+    return gzip.compress(body, 6, mtime=0)

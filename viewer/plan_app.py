@@ -1,145 +1,75 @@
-"""The viewer of a plan: its mappings as `runs_app` shows alternatives, and their commands."""
+"""The viewer of a plan alone, without a profile: one page, light and dark."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from dash import Dash, dcc, html
+from dash import Dash, Input, Output, dcc, html, no_update
 
-from ipuscope.planner.mappings import Candidate, Mapping, Plan
-from ipuscope.planner.mappings.plan import SHARES
-from ipuscope.planner.mappings.plan_words import latency, table
-from ipuscope.profiler.units import per_second
+from ipuscope.planner.mappings import Plan
 from ipuscope.viewer import guard as guards
-from ipuscope.viewer.pages import common
-from ipuscope.viewer.runs_app import register, rows_app
+from ipuscope.viewer.app import INDEX
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.pages import common, runs
 
-_SETTINGS = (
-    *("t", "p", "r", "phases", "split", "micro_batch", "accumulation"),
-    *("recompute", "state", "proportion", "rts"),
-)
-_MOST_STAGES = 18  # that are named
+# A click on "Theme" changes it; the page learns which it is.
+_CHANGE = """function (clicks) {
+  const root = document.documentElement;
+  if (clicks) {
+    root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
+    try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* none */ }
+  }
+  return {theme: root.dataset.theme};
+}"""
 
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
     """The viewer of one plan. ``path``: its file, for the commands."""
-    question = plan.question
-    tried = (
-        f"{question.global_batch:,} samples a {question.turn}, for {question.objective}:"
-        f" {len(plan.candidates)} mappings from {plan.compiles + plan.cached} compiles"
+    title = f"{plan.model or 'Plan'} on {plan.question.ipus} IPUs"
+    head = [html.H1(title), html.P(runs.lead(plan), className="note")]
+    rows = runs.of_plan(plan, path)
+
+    def body(theme: themes.Theme) -> Any:
+        return [runs.why(plan), *runs.cards(rows, theme)]
+
+    app = guards.GuardedDash(
+        "viewer",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        assets_ignore=r"viewer\.js|timeline\.js",
+        title=f"IPUscope · {title}",
+        update_title="",
+        suppress_callback_exceptions=True,
     )
-    frame = table(plan)
-    settings = frame[[name for name in _SETTINGS if frame[name].nunique() > 1]]
-    rows = frame[["rank", "cycles", "fullest_bytes", "memory", "problem"]].assign(
-        samples_per_second=[one.rate for one in plan.candidates],
-        fits=[one.runs for one in plan.candidates],
-    )
-    reasons = [html.Li(line) for line in (*plan.why, *plan.notes)]
-    above = [common.card("Why the first is the best", html.Ul(reasons))]
-
-    def opened(position: int) -> Any:
-        return _opened(plan, position, path)
-
-    name = f"{plan.model or 'Plan'} on {question.ipus} IPUs"
-    app = rows_app(name, tried, rows, settings, above, opened(0), guard)
-    register(app, rows, settings, opened)
-    return app
-
-
-def _opened(plan: Plan, position: int, path: str) -> Any:
-    """A mapping in full, and the command that runs it."""
-    one = plan.candidates[position]
-    copied = dcc.Clipboard(
-        target_id="plan-command", title="Copy command", style={"display": "inline-block"}
-    )
-    return [
-        html.H3(f"Mapping {position + 1}{', the script’s own' if one.own else ''}"),
-        common.facts(facts_of(one)),
-        html.Pre(
-            command_of(plan, one, path),
-            id="plan-command",
-            tabIndex="0",
-            style={"whiteSpace": "pre-wrap"},
+    app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
+    button = html.Button("Theme", id="theme", className="quiet", title="Light or dark", n_clicks=0)
+    app.layout = lambda: html.Div(
+        html.Main(
+            [
+                html.Div(
+                    [html.Div(head), button],
+                    className="head",
+                    style={
+                        "display": "flex",
+                        "justifyContent": "space-between",
+                        "alignItems": "center",
+                        "paddingTop": "20px",
+                    },
+                ),
+                dcc.Store(id="where", data={"theme": "light"}),
+                html.Div(body(themes.theme("light")), id="body"),
+            ],
+            id="main",
         ),
-        html.Div([copied, html.Span(" copy command", className="note")]),
-    ]
-
-
-def facts_of(one: Candidate) -> list[tuple[str, str]]:
-    """The properties of a mapping and its results, name by name."""
-    mapping, came = one.mapping, one.obtained
-    rows = [
-        ("samples a second", per_second(one.rate)),
-        ("latency", latency(one.latency)),
-        ("cycles", _cycles(one)),
-        ("largest extent", _extent(one)),
-        ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),
-        *([("phases", f"{mapping.phases}: {mapping.split}")] if mapping.in_phases else []),
-        ("micro-batch", f"{mapping.micro_batch} x {mapping.accumulation}"),
-        ("memory proportion", mapping.memory_proportion),
-        ("recompute", mapping.recomputation),
-        ("optimiser state", mapping.state),
-        ("time", ", ".join(f"{name} {one.shares[name]:.1%}" for name in SHARES)),
-        ("stages", "; ".join(_stages(mapping))),
-    ]
-    return [*rows, ("problem", came.problem)] if came and came.problem else rows
-
-
-def _extent(one: Candidate) -> str:
-    """Compiled and predicted, of what a tile has."""
-    came = one.obtained
-    if came is None or not came.fullest:
-        return f"{one.fullest:,} of {one.limit:,} bytes predicted ({one.memory})"
-    return f"{came.fullest:,} of {one.limit:,} bytes compiled, {one.fullest:,} predicted"
-
-
-def _stages(mapping: Mapping) -> list[str]:
-    """Each stage in words; of many the first and the last."""
-    stages = [
-        f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
-        + (f" … {stage.blocks[-1]}" if len(stage.blocks) > 1 else "")
-        + (", recomputes" if stage.recompute else "")
-        + (", state off chip" if stage.state_off_chip and not mapping.in_phases else "")
-        for number, stage in enumerate(mapping.stages)
-    ]
-    if len(stages) <= _MOST_STAGES:
-        return stages
-    half = _MOST_STAGES // 2
-    return [*stages[:half], f"… {len(stages) - 2 * half} more", *stages[-half:]]
-
-
-def _cycles(one: Candidate) -> str:
-    """Predicted, compiled, and how near an IPU's they likely are."""
-    text = f"{one.cycles:,} predicted"
-    if one.obtained is not None:
-        text += f", {one.obtained.cycles:,} compiled"
-    return f"{text}, likely within {one.error:.0%}" if one.error else text
-
-
-def command_of(plan: Plan, one: Candidate, path: str) -> str:
-    """The command that runs the best candidate, or that plans another with its numbers fixed."""
-    script = plan.command or "SCRIPT"
-    if one == plan.best:
-        return f"ipu-run --placement {shlex.quote(path)} {script}"
-    mapping, batch = one.mapping, plan.question.global_batch
-    fixed = {
-        "t": mapping.shards,
-        "p": mapping.pipeline,
-        "r": mapping.replicas,
-        **({"phases": mapping.phases} if mapping.in_phases else {}),
-        **({} if mapping.in_phases else {"rts": "yes" if mapping.in_parts else "no"}),
-    }
-    words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
-    shares = sorted(set(mapping.proportions.values()))
-    proportion = [f"--proportions {','.join(f'{one:g}' for one in shares)}"] if shares else []
-    return " ".join(
-        [
-            f"ipu-run --plan {plan.question.ipus} --global-batch {batch}",
-            f"--micro-batches {mapping.micro_batch}",
-            *proportion,
-            *words,
-            f"--write other.json {script}",
-        ]
+        className="shell",
+        style={"display": "block", "maxWidth": "1440px", "margin": "0 auto", "padding": "0 24px"},
     )
+    guards.protect(app, guard or guards.Guard())
+    app.clientside_callback(_CHANGE, Output("where", "data"), Input("theme", "n_clicks"))
+
+    @app.callback(Output("body", "children"), Input("where", "data"), prevent_initial_call=True)
+    def dress(where: Any) -> Any:
+        return body(common.theme_of(where)) if where else no_update
+
+    runs.register_rows(app, lambda *which: rows)
+    return app

@@ -1,10 +1,13 @@
-"""The one or two profiles a viewer shows. Whatever an address says, no other file is opened."""
+"""The profiles that a viewer may show. Whatever an address says, no other file is opened."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shlex
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -17,30 +20,84 @@ from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.viewer.checks import Checks
 
 T = TypeVar("T")
+MOST_RECENT = 20
+_MOST_BYTES = 1 << 17  # of their file
 PROFILE = "profile.pop"
-_KEPT = 32  # cached results made from a report, such as lanes to be drawn
+_MOST_MADE = 32  # cached results made from a report, such as lanes to be drawn
+_MOST_OPEN = 4  # reports, each with its frames
 
 
 class Profiles:
-    """Reports by position. One whose file was rewritten since is opened again."""
+    """Reports by key: "0" and so on as named at the start, others by a digest of their path.
 
-    def __init__(self, reports: list[Report], script: Sequence[str] = ()) -> None:
-        """``script``, with its arguments: the user lets the viewer compile splits of it."""
+    One is opened when it is first asked for, and again if its file was rewritten since. A key that
+    is not listed is the first's.
+    """
+
+    def __init__(
+        self,
+        reports: Sequence[Report] = (),
+        script: Sequence[str] = (),
+        named: Sequence[Path] = (),
+        more: Sequence[Path] = (),
+        opened: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        """``reports`` and ``named`` come first, ``more`` are those of before.
+
+        ``script``, with its arguments: the user lets the viewer compile splits of it. ``opened`` is
+        told of each file that is opened.
+        """
         self.checks = Checks(script)
-        self._reports = reports
-        self._stamps = [_stamp(report) for report in reports]
+        first = list(dict.fromkeys([*(one.path for one in reports), *named]))
+        there = {path.resolve() for path in first}
+        self.named = {str(at): path for at, path in enumerate(first)}
+        self.more = {_key(path): path for path in more if path.resolve() not in there}
+        self._opened = opened
+        self._reports = OrderedDict((str(at), report) for at, report in enumerate(reports))
+        self._stamps = {key: _stamp(report) for key, report in self._reports.items()}
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
         self._making: dict[Hashable, threading.RLock] = {}  # what threads are making now
         self._lock = threading.RLock()
 
-    def __len__(self) -> int:
-        return len(self._reports)
+    @property
+    def listed(self) -> dict[str, Path]:
+        """All profiles that may be opened, by key. Nothing else is, whatever an address says."""
+        return {**self.named, **self.more}
 
-    def get(self, position: int = 0) -> Report:
-        """The report at a position, else the first. ProfileError if its file is gone."""
+    def __len__(self) -> int:
+        return len(self.named) + len(self.more)
+
+    def key(self, asked: object) -> str:
+        """The key that an address asks for, else the first."""
+        return str(asked) if str(asked) in self.listed else next(iter(self.listed), "0")
+
+    def beside(self, profile: object, other: object) -> str:
+        """The key of the profile to compare with: as asked, else the other of two; "" if none."""
+        this, asked = self.key(profile), str(other)
+        if asked in self.listed and asked != this:
+            return asked
+        two = len(self.named) == 2 and this in self.named
+        rest = [key for key in self.listed if key != this] if two or asked == this else []
+        return rest[0] if rest else ""
+
+    def pair(self, profile: object, other: object) -> list[Report]:
+        """Both profiles that are compared, in the order in which they are listed."""
+        both = {self.key(profile), self.beside(profile, other)}
+        return [self.get(key) for key in self.listed if key in both]
+
+    def get(self, asked: object = "0") -> Report:
+        """The report of a key, else the first. ProfileError if its file is gone."""
         with self._lock:
-            at = position if 0 <= position < len(self._reports) else 0
-            report = self._reports[at]
+            key = self.key(asked)
+            report = self._reports.get(key)
+            if report is None:
+                path = self.listed[key]
+                report = self._reports[key] = open_report(path)
+                self._stamps[key] = _stamp(report)
+                self._opened(path)
+            self._reports.move_to_end(key)
+            while len(self._reports) > _MOST_OPEN:
+                self._forget(self._reports.popitem(last=False)[1])
             stamp = _stamp(report)
             if stamp is None:
                 raise ProfileError(
@@ -48,11 +105,16 @@ class Profiles:
                     "the file is gone since the viewer opened it",
                     "Put it back, or start the viewer anew",
                 )
-            if stamp != self._stamps[at]:
-                report = self._reports[at] = open_report(report.path)
-                self._stamps[at] = stamp
-                self._made.clear()
+            if stamp != self._stamps[key]:
+                self._forget(report)
+                report = self._reports[key] = open_report(report.path)
+                self._stamps[key] = stamp
             return report
+
+    def _forget(self, report: Report) -> None:
+        """Drop what was made from a report."""
+        for whole in [one for one, (of, _) in self._made.items() if of is report]:
+            del self._made[whole]
 
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
         """The result of ``make``, cached for the latest keys; a thread waits for the same only."""
@@ -67,32 +129,32 @@ class Profiles:
                     return self._cached(whole)
             answer = make()
             with self._lock:
-                self._made[whole] = answer
+                self._made[whole] = report, answer  # the report stays, and so does its id
                 self._making.pop(whole, None)
-                while len(self._made) > _KEPT:
+                while len(self._made) > _MOST_MADE:
                     self._made.popitem(last=False)
             return answer
 
     def _cached(self, whole: Hashable) -> Any:
         self._made.move_to_end(whole)
-        return self._made[whole]
+        return self._made[whole][1]
 
 
 class FollowedProfiles(Profiles):
     """The two newest profiles below a directory; one still being written says what it lacks."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        super().__init__([])
+        super().__init__()
         self.directory = Path(directory)
 
-    def get(self, position: int = 0) -> Report:
-        """The report at a position; ProfileError while there is none."""
+    def get(self, asked: object = "0") -> Report:
+        """The report of a key; ProfileError while there is none."""
         with self._lock:
-            if not all(map(_stamp, self._reports)):
+            if not all(map(_stamp, self._reports.values())):
                 self.refresh()  # a run has published its partial file, or somebody removed one
             if not self._reports:
                 raise ProfileError(self.directory, "there is no profile below it", self.to_get_one)
-            return super().get(position)
+            return super().get(asked)
 
     @property
     def to_get_one(self) -> str:
@@ -103,9 +165,9 @@ class FollowedProfiles(Profiles):
     def newer(self) -> str | None:
         """The directory of another run's newer profile; None without one. A run has one."""
         with self._lock:
-            shown = [report.path.parent for report in self._reports]
+            shown = [report.path.parent for report in self._reports.values()]
             newest = next(iter(_newest(self.directory)), None)
-            gone = not any(map(_stamp, self._reports))
+            gone = not any(map(_stamp, self._reports.values()))
             if newest is None or newest.parent in shown or gone:
                 return None
             return os.path.relpath(newest.parent, self.directory)
@@ -113,18 +175,54 @@ class FollowedProfiles(Profiles):
     def refresh(self) -> str:
         """Look for new profiles; return what identifies the directory's state, "" if empty."""
         with self._lock:
-            already_open = {report.path: report for report in self._reports}
+            already_open = {report.path: report for report in self._reports.values()}
             newest = []
             for path in _newest(self.directory):
                 with contextlib.suppress(ProfileError):  # just begun, or gone again
                     newest.append(already_open.get(path) or open_report(path))
                 if len(newest) == 2:
                     break
-            if [report.path for report in newest] != list(already_open):
-                self._reports = newest
-                self._stamps = [_stamp(report) for report in newest]
+            if [report.path for report in newest] != [*self.named.values()]:
+                self.named = {str(at): report.path for at, report in enumerate(newest)}
+                self._reports = OrderedDict(zip(self.named, newest, strict=True))
+                self._stamps = {key: _stamp(report) for key, report in self._reports.items()}
                 self._made.clear()
             return " ".join(f"{report.path}:{_stamp(report)}" for report in newest)
+
+
+def _key(path: Path) -> str:
+    return hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
+
+
+# -- profiles that the user opened before ---
+
+
+def recent() -> list[Path]:
+    """Profiles that this user opened in a viewer and that are still there, the latest first."""
+    try:
+        paths = json.loads(_state_file().read_bytes()[:_MOST_BYTES])
+        shown = [Path(one) for one in paths if isinstance(one, str) and os.path.isabs(one)]
+        return [path for path in shown[:MOST_RECENT] if path.is_file()]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def remember(path: Path) -> None:
+    """Put a profile first among the recent ones; a directory that cannot be written is ignored."""
+    here = path.resolve()
+    paths = [here, *(one for one in recent() if one != here)][:MOST_RECENT]
+    with contextlib.suppress(OSError, UnicodeEncodeError):
+        _state_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        words = json.dumps([os.fspath(one) for one in paths]).encode()
+        with tempfile.NamedTemporaryFile(dir=_state_file().parent, delete=False) as file:
+            file.write(words)  # readable for the user only
+        os.replace(file.name, _state_file())
+
+
+def _state_file() -> Path:
+    """``ipuscope/recent.json`` in ``$XDG_STATE_HOME`` or ``~/.local/state``."""
+    root = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(root, "ipuscope", "recent.json")
 
 
 def _newest(directory: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What PopLiner loads from a profile: attribute by attribute, as it does, and as arrays."""
+"""What PopLiner loads from a profile, and what each part of that takes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,21 @@ class Speed:
     popliner: float
     bare: float
     attributes: float
-    arrays: float
 
 
 def measure(path: Path) -> Speed:
     """Measure every way in this process, each with a report that has read nothing yet.
 
-    Raises AssertionError if attributes and arrays disagree. PopLiner must be importable.
+    PopLiner must be importable.
     """
     itself, _ = _timed(by_popliner, path)
-    arrays, other = _timed(by_arrays, path)
     attributes, one = _timed(by_attributes, path)
-    for name, values in one.items():
-        if not np.array_equal(values, other[name]):
-            raise AssertionError(f"{name} differs between attributes and arrays")
     walk, _ = _timed(every_entry, path)
     index, _ = _timed(every_index, path)
     pieces = len(one["id"])
-    del one, other
+    del one
     bare = _bare(path)
-    return Speed(pieces, walk, index, itself, bare, attributes, arrays)
+    return Speed(pieces, walk, index, itself, bare, attributes)
 
 
 def _bare(path: Path) -> float:
@@ -189,30 +184,6 @@ def by_attributes(report: Any) -> dict[str, np.ndarray]:
                         programs += np.array(vertex.countByTile) * vertex.type.size
         used += sum({variable._id for variable in operation.vars})
     return _gathered(table.T, code, programs, used)
-
-
-def by_arrays(report: Any) -> dict[str, np.ndarray]:
-    """The same through the arrays that accompany them."""
-    compilation = report.compilation
-    pieces = compilation.loweredVariables.allBriefVarsArrays
-    table = (pieces.id, pieces.bytes, pieces.tileId, pieces.equivalenceClass)
-    code = np.zeros(compilation.target.numTiles, dtype=np.int64)
-    for values in compilation.vertexCodeByTileArrays.values():
-        code += values
-    programs, used = np.zeros_like(code), 0
-    seen = set()
-    for operation in pva.OperationAnalysis(report).operations:
-        for program in operation.programs():
-            if program._id not in seen:
-                seen.add(program._id)
-                programs += program.controlCodeByTileArray
-                if program.type == pva.Program.Type.DoExchange:
-                    programs += program.codeBytesByTileArray
-                if program.type == pva.Program.Type.OnTileExecute:
-                    for vertex in program.computeset.vertices:
-                        programs += vertex.countByTileArray * vertex.type.size
-        used += int(operation.varIds.sum())
-    return _gathered(table, code, programs, used)
 
 
 def _gathered(

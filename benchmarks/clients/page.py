@@ -22,20 +22,10 @@ training on one IPU for the others. PopLiner's total has every operation in a la
 | --- | --- | --- | --- | --- |
 """
 _BULK = """
-## Arrays beside libpva's names
+## What loading takes
 
-libpva gives a list entry by entry. What clients ask for by the million is there as numpy arrays
-too, int64, over the tiles of the device where the list is:
-
-| array | stands for |
-| --- | --- |
-| `loweredVariables.allBriefVarsArrays` | `allBriefVars`: ids, bytes, tiles, classes, names |
-| `loweredVariables.equivalenceClassSteps` | `equivalenceClass.steps` of every class |
-| `Operation.varIds` | `_id` of every entry of `vars` |
-| `Program.controlCodeByTileArray` | `controlCodeByTile` |
-| `DoExchangeProgram.codeBytesByTileArray` | `codeBytesByTile` |
-| `VertexInstances.countByTileArray` | `countByTile` |
-| `compilation.vertexCodeByTileArrays` | `tile.memory.vertices` of every tile, by type of vertex |
+libpva gives a list entry by entry. Programs of your own read numpy arrays instead: the frames of
+`ipuscope.profiler.open_report` (`variables`, `program_steps`, `tiles`, `vector`).
 """
 
 
@@ -50,9 +40,7 @@ def written(replies: Sequence[Answer], speed: Speed) -> str:
         f"\nOf BERT-Base compiled for one IPU ({speed.pieces:,} lowered variables) PopLiner loads"
         f" its\nmodel in {speed.popliner:.1f} s of the processor. What it asks for there (every"
         " lowered variable,\nevery operation's variables, every program's code and vertices) takes"
-        f" {speed.attributes:.1f} s attribute by\nattribute and {speed.arrays:.2f} s in arrays, in"
-        f" one process: {speed.popliner / speed.arrays:.0f} and"
-        f" {speed.attributes / speed.arrays:.0f} times less.\n"
+        f" {speed.attributes:.1f} s.\n"
         f"Making every lowered variable takes {speed.walk:.1f} s in a loop and"
         f" {speed.index:.1f} s by index ({speed.pieces / speed.walk / 1e6:.1f} and"
         f" {speed.pieces / speed.index / 1e6:.1f} million a second): most of PopLiner's time is"

@@ -188,6 +188,7 @@ def options_for(row: Row) -> ipu_exec.Options:
         raise CannotRun(f"no target {row.machine!r}; there are {', '.join(TARGETS)}")
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
     options.enableSyntheticData("synthetic data" in row.case)
+    options.useIpuModel(row.kind in ("ipu_model", "poplibs"))  # whose cycles those rows are
     if match := re.search(r"partials (fp\d+)", row.case):
         options.Precision.setPartialsType(DTYPES[match.group(1)])
     if "128-bit loads" in row.case:

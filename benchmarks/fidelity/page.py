@@ -432,9 +432,10 @@ be nearer.
 
 REACH = """The wanted bounds that are missed, and what of that public knowledge leaves open:
 
-- Products: most of what is left are the fp32 points of [PSP], 5% too fast. Layers of few rows or
-  outputs: putting operands in order takes what poplibs' own regression over 10,000 cases says
-  ([cycles](cycles.md#copies)); Poplar's copies, whose lowering is not public, may take other.
+- Layers of few rows or outputs: putting operands in order takes what poplibs' own regression over
+  10,000 cases says ([cycles](cycles.md#copies)); Poplar's copies, whose lowering is not public, may
+  take other. Of 1,000 inputs in fp16 [PLB]'s software copied all groups, that since June 2022 one:
+  these rows take 10 to 25% less here. What is put in order anyway has no such copy besides.
 - Training of whole models: BERT's micro-batches are 6 to 13% too fast, and its updates take 0.2 s
   more ([below](#what-one-more-micro-batch-takes)); the cause of neither is found, nor what ViT
   lacks. BERT-Base at sequence 384 is TensorFlow 2's, and compiled as PyTorch's program would be:
@@ -443,15 +444,19 @@ REACH = """The wanted bounds that are missed, and what of that public knowledge 
 - Stages of a pipeline: small tensors, on hardware. First convolution, last layer and loss are off
   by a quarter in opposite directions; nothing public tells what else runs in their bars.
 - Convolutions of [JIA] are of software of early 2019. poplibs' history goes back that far, but its
-  planner and vertices of then are another program, which is not built a second time here.
-- Inference of [POPRT]'s ResNet-50: in fp32 13 to 17% too fast at all batches; in fp16 within 5%
-  from batch 16 on, and 6 to 12% too fast at batches 1 to 4, where each lacks about 20 us. Neither
-  cause is found.
+  planner and vertices of then are another program, which is not built a second time here: those of
+  fp16 became quicker in 2021 and 2022, and are counted as they are since.
+- Inference of [POPRT]'s ResNet-50: in fp32 5 to 8% too fast at all batches, in fp16 within 5% from
+  batch 16 on, and 6 to 11% too fast at batches 1 to 4: either lacks 20 to 30 us a batch, as 150
+  calls of a copy on the tiles take ([IS]); what Poplar copies around exchanges is not public.
 - Reductions' and poolings' fullest tile is where poplibs' *tool* maps its test tensor (8 bytes a
   tile in turn, or a whole region 1), not what an operator in a model would find.
 - Gather: the vendor's model has one of a tile's six workers find all its rows; six times the cycles
   here are 0.85 to 0.97 of the published ones, which measures the plan, not the hardware.
-- Bytes: see below; what Poplar itself holds is not public.
+- Bytes: see below; what Poplar itself holds is not public. Of [TF]'s programs the serialised
+  product's parts are put together by a copy here, of which Poplar's concatenation is a view; the
+  perceptron's gradient is there twice, in its own order and the weight's, but published with two
+  samples are twice the bytes of one. What recurrent layers lack, 13 to 36%, is not found.
 - Norms, softmax, optimisers: no published row measures one on its own.
 
 To tell a choice of the planner from what its program takes, poplibs' planner of March 2021 was
@@ -560,16 +565,14 @@ the vendor (about one per compute set and tile), hence less vertex state.
 **Dense products on Bow** ([PSP], measured, read from a plot to about 3%). Operands are on the
 chip. The rows in fp16 say that they were measured with half partials: the program that measured
 them has an option for it, and the fastest exceed what 8 of 16 units could multiply, which is all
-that float partials leave. Nothing is fitted to this group. fp32 is predicted 5% too fast: an
-earlier rule, that only fp32 products copy weights which lie as planned, met it but has no cause in
-poplibs' sources and is gone. The rows with 16 columns are predicted 10-15% too slow in fp16; a
-planner that swapped the operands there for free would be up to 2.7 times too fast.
-8192 x 128 in fp32 is slower on hardware than its neighbours on both sides; the model does not
-follow.
+that float partials leave. Nothing is fitted to this group. As long as a vertex took what the
+vendor's planner estimates, fp32 was 5% too fast and fp16 with 16 columns 13% too slow: it takes
+what its code does ([cycles](cycles.md#estimated-and-executed)).
+8192 x 128 in fp32 is slower on hardware than its neighbours on both sides, but not here.
 
 **Convolutions on GC2** ([JIA], measured in 2019 on early software; [LBM], cycles). The formulas are
-those of later software and the best split of its planner. Predictions are 15-20% too fast in the
-middle and up to 1.43 times too fast at the largest batches, where the measured throughput falls
+those of later software and the best split of its planner. Predictions are 15-25% too fast in the
+middle and up to 1.4 times too fast at the largest batches, where the measured throughput falls
 again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not. Nothing is fitted to this group. The
 fp32 convolution of [LBM] is predicted 18% too fast (its ratio is of cycles: below 1 means fewer).
 
@@ -601,7 +604,8 @@ models. No constant was fitted to these rows, but they are not a blind test, exc
 
 | rows | at first sight | what changed then, and from where |
 | --- | --- | --- |
-| ResNet-50 inference, C600 | 0.97-1.09 | nothing |
+| ResNet-50 inference, C600 | 0.97-1.09 | vertices take what their code does, and a bias what \
+popops does with it: 1.01-1.08; in fp32 1.13-1.17 became 1.05-1.08 |
 | BERT inference, C600 | 0.84-0.86 | 128-bit loads of weights, an option of the script: 0.85-0.87; \
 GELU as PopTorch makes it: 0.94-1.02; GELU and norms in fp32 at batch 128, as in the script: 0.88 |
 | CTC loss and its gradient | 22-46 times too slow | in parts as in [PL, CTCLossPlan.cpp] |
@@ -609,25 +613,26 @@ GELU as PopTorch makes it: 0.94-1.02; GELU and norms in fp32 at batch 128, as in
 | all passes of GRU | 0.61 (cycles) | weights at each step, as in [PL, Gru.cpp] |
 | all passes of LSTM | 0.75 (cycles) | both gradients at once, as in [PL, Lstm.cpp] |
 
-Choices made in view of rows: where two readings of a source were possible (whether the exchange of
-partials counts the one that is there already) the one that more sources agree with was taken; where
-poplibs changed between a row's software and its last public state, the last state is followed and
-the row is marked, or named below. Not marked are rows of [PLB] whose plan has serial steps (eight
-products and four convolutions of GC2, up to 0.40 too fast): poplin exchanged their operands again
-at each step until bc12b59a of July 2021, which also changed how it estimates them. What starts a
-program counts: the vendor's model has the host's sync ([machine](machine.md#sync), 600 cycles) at
-the start of each program that a tool of poplibs or the tutorial runs. That was seen in reductions,
-which lacked 500 to 570 cycles, and in poolings, which are two programs and lacked 1,000 to 1,300;
-layers came closer by it, products did not. CTC's planner counted a gradient's copy once in the
-software of its rows and twice since, which on GC2 leaves another split (0.72, the worst of its
-rows). What putting an operand in order takes was the planner's coarse 5/4 cycles an element until
-poplibs' regression (addTransformCycleEstimate, 2023) was found in view of the layers that were too
-fast; of 330 rows 212 came closer and 64 went away. The copies of an IPU in the published pipeline
-are read until those of the IPUs before and behind it are done: alone, two of the four would be 0.36
-and 0.53 of what is drawn. What plans of layers lacked (a weight's gradient as the transposed input
-times the gradient, padding and the pass counted by the planner, dot products, half partials of what
-is added up at once, one plan of all passes) was found by comparing them with those of poplibs'
-planner, not with measurements.
+Choices made in view of rows: to count a worker's instructions, because [PSP]'s and [POPRT]'s rows
+in fp32 were too fast; the counts know no row. Where two readings of a source were possible (whether
+the exchange of partials counts the one that is there already) the one that more sources agree with
+was taken; where poplibs changed between a row's software and its last public state, the last state
+is followed and the row is marked, or named below. Not marked are rows of [PLB] whose plan has
+serial steps (eight products and four convolutions of GC2, up to 0.40 too fast): poplin exchanged
+their operands again at each step until bc12b59a of July 2021, which also changed how it estimates
+them. What starts a program counts: the vendor's model has the host's sync
+([machine](machine.md#sync), 600 cycles) at the start of each program that a tool of poplibs or the
+tutorial runs. That was seen in reductions, which lacked 500 to 570 cycles, and in poolings, which
+are two programs and lacked 1,000 to 1,300; layers came closer by it, products did not. CTC's
+planner counted a gradient's copy once in the software of its rows and twice since, which on GC2
+leaves another split (0.72, the worst of its rows). What putting an operand in order takes was the
+planner's coarse 5/4 cycles an element until poplibs' regression (addTransformCycleEstimate, 2023)
+was found in view of the layers that were too fast; of 330 rows 212 came closer and 64 went away.
+The copies of an IPU in the published pipeline are read until those of the IPUs before and behind it
+are done: alone, two of the four would be 0.36 and 0.53 of what is drawn. What plans of layers
+lacked (a weight's gradient as the transposed input times the gradient, padding and the pass counted
+by the planner, dot products, half partials of what is added up at once, one plan of all passes) was
+found by comparing them with those of poplibs' planner, not with measurements.
 
 """
 

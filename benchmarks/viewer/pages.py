@@ -134,8 +134,7 @@ def _cell(times: tuple[float, float], small: float) -> str:
 
 def _measure(path: Path) -> list[tuple[str, float, int]]:
     from ipuscope.profiler import open_report
-    from ipuscope.viewer.app import PAGES, create_app
-    from ipuscope.viewer.process import settle
+    from ipuscope.viewer.app import PAGES, create_app, settle
     from tests.viewer.page_requests import PageRequests
 
     app = create_app(open_report(path))

@@ -51,6 +51,7 @@ from ipu_exec.script_levers import parse as parse_levers
 from ipu_exec.session.arguments import NO_GPU
 from ipuscope.commands import INTERRUPTED, interrupted
 from ipuscope.run_arguments import parse
+from ipuscope.waiting import waiting_for_output
 
 _NO_GPU = re.compile("not compiled with CUDA|NVIDIA driver|CUDA GPUs|CUDA error")
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
@@ -213,7 +214,10 @@ def run_program(
     main = program.enter(list(arguments))
     at_the_first_step_of_training(str(program))
     try:
-        exec(compile(program.source, program.file, "exec"), main.__dict__)
+        with waiting_for_output(
+            f"ipu-run: {program} runs, and wrapped no model yet", anything_wrapped
+        ):
+            exec(compile(program.source, program.file, "exec"), main.__dict__)
     except SystemExit as end:
         if end.code or not _wrapped_nothing(asked):
             raise

@@ -166,6 +166,7 @@ class CompileOptions:
     wide_loads: tuple[str, ...] = ()  # "convolution", "matmul": weights loaded 128 bits at a time
     fully_connected: str = "training"  # or "inference": products are layers'; "": they are not
     stable_norm: bool = False
+    ipu_model: bool = False  # vertices of products take what the vendor's IPUModel estimates
     norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
     estimate_unknown: bool = False  # guess an operator that nobody lowered
     # streams

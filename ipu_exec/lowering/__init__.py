@@ -37,7 +37,6 @@ from ipu_exec.lowering.operators import (  # noqa: F401  (importing them registe
     search,
     shape,
     softmax,
-    views,
 )
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.plan_cache import PlanCache

@@ -185,6 +185,20 @@ def transpose_cycles(blocks: np.ndarray, rows: int, columns: int, item_bytes: in
     return np.where(blocks > 0, WORKERS * worker, 0)
 
 
+def add_channels_cycles(elements: np.ndarray, channels: np.ndarray, group: int) -> np.ndarray:
+    """Cycles of adding a value to each of ``channels`` of fp16, which lie in groups of ``group``.
+
+    Workers share the positions; eight channels of one take two cycles ([PL,
+    lib/popops/popopsCycleEstimators.cpp], vectorInnerMultiVertexAddCycles).
+    """
+    elements, channels = np.asarray(elements, np.int64), np.maximum(channels, 1)
+    blocks = ceil_div(ceil_div(elements, channels), WORKERS)
+    slices, eights = ceil_div(channels, group), ceil_div(channels, 8)
+    called = np.where(slices > 1, 17, 0) + 12
+    worker = 19 + slices * called + eights * np.where(blocks > 1, 13 + 2 * blocks, 7)
+    return np.where(elements > 0, 13 + WORKERS * worker, 0)
+
+
 def copy_cycles(nbytes: np.ndarray) -> np.ndarray:
     """On-tile aligned copy: 8 bytes a cycle (docs/cycles.md#copies)."""
     return ceil_div(nbytes, 8)

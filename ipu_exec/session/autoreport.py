@@ -7,25 +7,39 @@ If a profile cannot be written, the run continues after one warning with the rea
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import platform
+import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
+from ipu_exec.graph import Graph
+from ipu_exec.option_groups.engine_options import (
+    COMMAND_VARIABLE,
+    LENIENT_VARIABLE,
+    LEVERS_VARIABLE,
+    NO_SOURCE_VARIABLE,
+    PLACEMENT_VARIABLE,
+    TARGET_VARIABLE,
+)
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from ipu_exec.session.provenance import provenance, source_text
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
+from ipuscope.profiler.provenance import digest_of
 from ipuscope.profiler.pva import debug_info
 
 logger = logging.getLogger("ipu_exec")
@@ -67,7 +81,9 @@ class ProfileSession:
                 torch=torch.__version__,
                 python=platform.python_version(),
                 made=provenance(),
+                changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
+                callers=callers(executable.graph),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )
@@ -181,3 +197,85 @@ def _writer(directory: Path, kind: str) -> ProfileWriter:
             )
         return writer
     return ProfileWriter(directory / kind / "profile.pop")
+
+
+def _changed(settings: Mapping[str, Any]) -> list[str]:
+    """The options that the script set to other values than PopTorch's defaults, by name."""
+    defaults = Options().flat()
+    return sorted(
+        name
+        for name, value in settings.items()
+        if value not in (None, "") and value != defaults.get(name)
+    )
+
+
+# -- How the model of this process is being made, for the header of its profile ---
+
+
+_CANDIDATES = "plan"  # of a plan file: everything that was not chosen
+
+
+def provenance() -> dict[str, Any]:
+    """The command, the script, and each setting from outside (`ipuscope.profiler.provenance`)."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = os.path.abspath(main) if main else ""
+    told = json.loads(os.environ.get(COMMAND_VARIABLE, "{}"))
+    return {
+        "command": told.get("command", [os.path.basename(sys.executable), *sys.argv]),
+        "script": script,
+        "digest": digest_of(script),
+        "arguments": sys.argv[1:],
+        "num_ipus": told.get("num_ipus", 0),
+        "levers": os.environ.get(LEVERS_VARIABLE, ""),
+        "target": os.environ.get(TARGET_VARIABLE, ""),
+        "lenient": LENIENT_VARIABLE in os.environ,
+        "placement": _placement(os.environ.get(PLACEMENT_VARIABLE, "")),
+        "seed": torch.initial_seed(),
+    }
+
+
+def _placement(path: str) -> dict[str, Any]:
+    """The placement file that the stages come from: it may be gone when somebody compiles again."""
+    if not path:
+        return {}
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    return {name: value for name, value in content.items() if name != _CANDIDATES}
+
+
+# -- The text of the user's files that operators come from, for the profile's header ---
+
+
+MOST_BYTES = 512 << 10  # of all files together
+MOST_OF_ONE = 256 << 10
+
+
+def source_text(graph: Graph) -> dict[str, str]:
+    """Text by file, those with the most operators first, as far as there is room.
+
+    Without files that cannot be read (a notebook's cells); none with ``ipu-run --no-source``.
+    """
+    if os.environ.get(NO_SOURCE_VARIABLE):
+        return {}
+    texts, room = {}, MOST_BYTES
+    for file, _ in Counter(op.file for op in graph.ops if op.file).most_common():
+        try:
+            if os.path.getsize(file) > min(room, MOST_OF_ONE):
+                continue
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        texts[file] = text
+        room -= len(text.encode())
+    return texts
+
+
+def callers(graph: Graph) -> dict[str, Any]:
+    """The call stacks above the operators' lines: distinct ``texts``, and which each operator has.
+
+    Empty where nothing calls them, or where they are more than `MOST_BYTES`.
+    """
+    texts = [*dict.fromkeys(op.callers for op in graph.ops)]
+    number = {text: at for at, text in enumerate(texts)}
+    if not any(texts) or sum(map(len, texts)) > MOST_BYTES:
+        return {}
+    return {"texts": texts, "of": [number[op.callers] for op in graph.ops]}

@@ -68,6 +68,7 @@ def compile_options(
         partials=options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
+        ipu_model=bool(options.use_model),
         wide_loads=_wide_loads(popart.settings),
         fully_connected=_fully_connected(popart.settings, training),
         norm_group=int(options.Training.batch_norm_replicas) if training else 1,

@@ -51,6 +51,7 @@ class DeviceTensors:
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
+        self._lost: list[str] = []  # what the last warning named
 
     def copy_to_device(self, host: Tensors) -> None:
         """Copy the host's current tensors to the device."""
@@ -89,19 +90,27 @@ class DeviceTensors:
             yield
             return
         differing = self._differing(host)
-        for name, tensor in differing.items():
-            if not torch.equal(tensor, self._tensors[name]):
-                logger.warning(
-                    "%s was changed on the host, and the device has not seen it: call"
-                    " copyWeightsToDevice() after changing weights. The change is lost",
-                    name,
-                )
+        self._warn_of_lost(
+            [one for one, new in differing.items() if not torch.equal(new, self._tensors[one])]
+        )
         self._copy(differing)
         self._tensors.clear()  # alone, a tensor is written without being copied
         try:
             yield
         finally:
             self.copy_to_device(host)
+
+    def _warn_of_lost(self, names: list[str]) -> None:
+        """Once for the same tensors: another model that trains them changes them at every call."""
+        if names and names != self._lost:
+            more = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
+            logger.warning(
+                "%s changed on the host, and the device has not seen it: call"
+                " copyWeightsToDevice() after changing weights (where another wrapped model trains"
+                " them, its copyWeightsToHost() first). The change is lost",
+                names[0] + more,
+            )
+        self._lost = names or self._lost
 
     @contextlib.contextmanager
     def inference(self, host: Tensors, buffers: Tensors) -> Iterator[None]:

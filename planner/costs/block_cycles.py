@@ -40,6 +40,26 @@ class BlockCycles:
         total: np.ndarray = self.forward + self.backward
         return total
 
+    def plus(self, forward: np.ndarray, backward: np.ndarray, update: np.ndarray) -> BlockCycles:
+        """With so many cycles more (or fewer), float64[Block], but none below 0.
+
+        What runs again grows as the forward does.
+        """
+        more = 1 + forward / np.maximum(1, self.forward)
+
+        def least(cycles: np.ndarray) -> np.ndarray:
+            return np.maximum(0, np.rint(cycles)).astype(np.int64)
+
+        return BlockCycles(
+            least(self.forward + forward),
+            least(self.backward + backward),
+            least(self.update + update),
+            least(self.again * more),
+            least(self.again_end * more),
+            least(self.again_final * more),
+            self.closed,
+        )
+
     def scaled(
         self, factor: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray] = np.rint
     ) -> BlockCycles:

@@ -20,6 +20,7 @@ from ipuscope.planner.costs.shared_weights import copies_of_ties
 from ipuscope.planner.costs.stash_costs import StashCosts
 from ipuscope.planner.costs.tied_gradients import TiedGradients
 from ipuscope.planner.costs.tile_memory import residuals
+from ipuscope.profiler import calibration
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
@@ -104,7 +105,21 @@ class Costs(BlockCosts):
             meeting=meeting,
             tied_gradients=tied,
         )
-        return costs._without_moves(report) if costs.offload and tiles else costs
+        costs = costs._without_moves(report) if costs.offload and tiles else costs
+        return costs._calibrated(report)
+
+    def _calibrated(self, report: Report) -> Costs:
+        """With the factors of the user's calibration, if there is one, of operators in Blocks."""
+        if (own := calibration.of(report)) is None:
+            return self
+        ops = report.ops[report.ops["block"] >= 0]
+        more = ops["cycles"].to_numpy() * (own.factors(calibration.kinds_of(ops["aten"])) - 1)
+        ways = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
+        by_way = np.zeros((len(ways), len(self)))
+        for row, way in zip(by_way, ways, strict=True):
+            here = (ops["direction"] == way).to_numpy()
+            np.add.at(row, ops["block"].to_numpy()[here], more[here])
+        return replace(self, cycles=self.cycles.plus(*by_way))
 
     def _with_measured_stash(self, report: Report) -> Costs:
         """With the cycles of the stages' stashes as they were profiled."""
@@ -188,6 +203,8 @@ class Costs(BlockCosts):
 
 def check(report: Report) -> None:
     """ValueError where a profile has no Blocks to move, or how they share IPUs is not known."""
+    if report.imported:
+        raise ValueError(f"{report.path} was imported: its Blocks are not in this profile")
     if not len(report.blocks):
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"

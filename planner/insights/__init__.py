@@ -22,7 +22,6 @@ from ipuscope.planner.insights.rest import rest
 from ipuscope.planner.levers.waits import Waits
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler import analysis
-from ipuscope.profiler.analysis.compare import imported
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
@@ -36,7 +35,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 @stored
 def insights(report: Report) -> list[Insight]:
     """All insights, most cycles first, then most bytes, then the rest; none if imported."""
-    if imported(report):
+    if report.imported:
         return []
     basis = _basis(report)
     findings: list[Insight] = [*overflow(report, basis)]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ipuscope.profiler.lazy import cached_property
+
 FORWARD, BACKWARD, INPUTS, WEIGHTS = "F", "B", "I", "W"  # I and W: the two parts of a backward
 
 _ACTION = re.compile(r"(\d{1,6})(F|B|I|W)(\d{1,7})")
@@ -63,27 +65,27 @@ class ActionSchedule:
     ranks: tuple[tuple[Action, ...], ...]
     steps: tuple[tuple[int, ...], ...] = ()
 
-    @property
+    @cached_property
     def actions(self) -> list[Action]:
         """The actions of all ranks."""
         return [action for rank in self.ranks for action in rank]
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Number of stages, including those that return to a rank."""
         return max(action.stage for action in self.actions) + 1
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """Micro-batches of a weight update."""
         return max(action.micro_batch for action in self.actions) + 1
 
-    @property
+    @cached_property
     def split(self) -> bool:
         """Whether some backward is in two parts."""
         return any(action.work == WEIGHTS for action in self.actions)
 
-    @property
+    @cached_property
     def ipus(self) -> tuple[int, ...]:
         """The rank of each stage."""
         rank_of = {action.stage: at for at, rank in enumerate(self.ranks) for action in rank}

@@ -98,6 +98,8 @@ class _Search:
         self._passing = {ipu: passing[np.array(ipus) == ipu].sum(axis=0) for ipu in ipus}
         self._kind = {ipu: hash(nbytes.tobytes()) for ipu, nbytes in self._passing.items()}
         self._length = _lengths(costs, choices)
+        # a stage takes at least the work of its Blocks
+        self._work_from = [*np.cumsum(costs.cycles.work[::-1])[::-1].tolist(), 0]
 
     def stage(self, k: int, ways: dict[_Key, _Way]) -> dict[_Key, _Way]:
         """The best ways with stage k, from those without it."""
@@ -116,8 +118,9 @@ class _Search:
         (begin, opened), ipu, final = key, self.ipus[k], k == len(self.ipus) - 1
         comes_again = ipu in self.ipus[k + 1 :]
         earlier = next((parts for where, parts in opened if where == ipu), ())
-        spent = sum(self._cycles(part, False) for part in earlier)
+        spent = self._spent(earlier)
         others = tuple(item for item in opened if item[0] != ipu)
+        room = len({*self.ipus[k + 1 :]}) * self.most - sum(self._spent(one) for _, one in others)
         depth = depth_of(self.costs, len(self.ipus), k)
         choice = at_the_end(self.costs, choice) if final else choice
         for last in self._ends(k, begin):
@@ -125,6 +128,8 @@ class _Search:
             total = spent + self._cycles(part, final)
             if total > self.most:
                 return
+            if self._work_from[last + 1] > room - (total if comes_again else 0):
+                continue  # the IPUs that follow cannot take all that is left
             stages_there = (*earlier, part)
             worst, left_open = way.worst, others
             if comes_again:
@@ -149,6 +154,10 @@ class _Search:
             part.last - part.first
         ]
         return length
+
+    def _spent(self, parts: tuple[Part, ...]) -> int:
+        """Cycles of an IPU's stages so far."""
+        return sum(self._cycles(part, False) for part in parts)
 
     def _holds(self, parts: tuple[Part, ...], ipu: int | None) -> bool:
         """Whether this IPU holds these stages; None: one may hold them with others that follow."""

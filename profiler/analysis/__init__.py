@@ -8,8 +8,8 @@ from ipuscope.profiler.analysis.compare import (
     compare_ops,
     compare_paths,
     compare_waits,
-    imported,
     not_comparable,
+    paired_ops,
 )
 from ipuscope.profiler.analysis.memory_hot_spots import (
     fullest,
@@ -42,7 +42,6 @@ __all__ = [
     "fullest_tiles",
     "held_at_peak",
     "host_tensors",
-    "imported",
     "ipu_costs",
     "link_loads",
     "loads",
@@ -53,6 +52,7 @@ __all__ = [
     "operators",
     "overflows",
     "pace",
+    "paired_ops",
     "pod",
     "program_cycles",
     "roofline",

@@ -15,6 +15,7 @@ from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.analysis.waits import worker
+from ipuscope.profiler.calibration import kinds_of
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
@@ -59,24 +60,16 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
 def compare_classes(measured: Report, modelled: Report) -> pd.DataFrame:
     """Cycles of one execution of the operators that both reports have, by class and in total.
 
-    They are paired by PopART's names and in order. ``kind`` (the ATen operator, without overload;
-    "all" in the last row), ``operators``, ``measured``, ``modelled``, and ``error``: by which share
-    of the measured the modelled is more. Operators without cycles in one report are left out. Empty
-    if none are paired.
+    ``kind`` ("all" in the last row), ``operators``, ``measured``, ``modelled``, and ``error``: by
+    which share of the measured the modelled is more. Empty if none are paired.
     """
     import pandas as pd
 
-    sides = []
-    for report in (measured, modelled):
-        ops = report.ops[["popart_name", "direction", "aten", "cycles"]]
-        ops = ops.assign(number=ops.groupby(["popart_name", "direction"]).cumcount())
-        sides.append(ops[ops["cycles"] > 0])
-    both = sides[0].merge(sides[1], on=["popart_name", "direction", "number"])
-    both["kind"] = both["aten_y"].str.split(".").str[:2].str.join(".")
+    both = paired_ops(measured, modelled)
     sums = {
         "operators": ("kind", "size"),
-        "measured": ("cycles_x", "sum"),
-        "modelled": ("cycles_y", "sum"),
+        "measured": ("measured", "sum"),
+        "modelled": ("modelled", "sum"),
     }
     classes = both.groupby("kind").agg(**sums).sort_values("measured", ascending=False)
     whole = both.assign(kind="all").groupby("kind").agg(**sums)
@@ -85,9 +78,20 @@ def compare_classes(measured: Report, modelled: Report) -> pd.DataFrame:
     return rows
 
 
-def imported(report: Report) -> bool:
-    """Whether a profile came through ``ipu-report import``."""
-    return bool(report.meta.get("strategy") == "imported")
+def paired_ops(measured: Report, modelled: Report) -> pd.DataFrame:
+    """The operators that both have, paired by PopART's names, direction and order.
+
+    ``kind`` (the modelled ATen operator, without overload), ``measured`` and ``modelled`` cycles of
+    one execution; those without cycles in one report are left out.
+    """
+    keys, sides = ["popart_name", "direction", "number"], []
+    for report in (measured, modelled):
+        ops = report.ops[["popart_name", "direction", "aten", "cycles"]]
+        ops = ops.assign(number=ops.groupby(keys[:2]).cumcount())
+        sides.append(ops[ops["cycles"] > 0])
+    both = sides[0].merge(sides[1], on=keys)
+    names = {"cycles_x": "measured", "cycles_y": "modelled"}
+    return both.assign(kind=kinds_of(both["aten_y"])).rename(columns=names)
 
 
 def _or_none(values: pd.Series[Any]) -> pd.Series[Any]:

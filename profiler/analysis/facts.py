@@ -183,9 +183,12 @@ def facts(report: Report) -> Facts:
 
 
 def set_options(report: Report) -> list[tuple[str, Any]]:
-    """(dotted name, value) of each option that is set, by name."""
-    rows = sorted(report.options.items())
-    return [(name, value) for name, value in rows if value is not None and value != ""]
+    """(dotted name, value) of each option that the script set, by name.
+
+    Empty for older profiles, which do not say which of their options are the defaults.
+    """
+    changed = report.meta.get("changed", [])
+    return [(name, report.options[name]) for name in changed if name in report.options]
 
 
 def fullest(report: Report) -> Fullest | None:
@@ -277,11 +280,10 @@ def speed(of: Facts) -> list[Fact]:
         return [Fact("runs", 0, "runs", "none, and no schedule: the compile did not get so far")]
     one = of.speed
     low, high = one.likely or (None, None)
-    iteration = (
-        f"{one.cycles:,} cycles, {units.seconds(one.seconds)}, with"
-        f" {units.count(one.micro_batches, 'micro-batch')}"
-    )
-    slow = of.slowest
+    iteration = f"{one.cycles:,} cycles, {units.seconds(one.seconds)}"
+    if one.micro_batches:
+        iteration += f", with {units.count(one.micro_batches, 'micro-batch')}"
+    slow, samples = of.slowest, one.micro_batches > 0  # not of an imported profile
     words = slowest_words(slow) if slow and of.stages > 1 else ""
     waits = [f"{units.percent(share)} {what}" for share, what in of.waits]
     waits += [""] * (len(_WAITS) - len(waits))  # with --csv all profiles have the same columns
@@ -290,7 +292,7 @@ def speed(of: Facts) -> list[Fact]:
         Fact("runs", 0 if of.predicted else len(of.runs), "runs", _runs(of)),
         Fact("iteration_cycles", one.cycles, of.turn, iteration),
         *_doubt(one),
-        Fact("samples_per_second", one.samples_per_second, "speed", rate(one)),
+        Fact("samples_per_second", one.samples_per_second, "speed", rate(one) if samples else ""),
         Fact("samples_per_second_low", low),
         Fact("samples_per_second_high", high),
         Fact("idle_share", one.waiting, "waiting", f"{one.waiting:.1%} of the cycles of all IPUs"),
@@ -341,6 +343,8 @@ def _replicas(of: Facts) -> str:
 
 
 def _batch(of: Facts) -> str:
+    if of.report.imported:
+        return "not in this profile"
     parts = [f"micro-batch {of.micro_batch}"]
     if of.kind == "training":
         parts.append(f"gradient accumulation {of.accumulation}")

@@ -16,6 +16,7 @@ import numpy as np
 
 from ipuscope.profiler.analysis.critical_path import spent_by_step
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
+from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.report import Report
@@ -30,6 +31,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
     "source": ("file", "line", "operator"),
+    "stack": ("stack", "line", "operator"),
 }
 NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
@@ -65,13 +67,18 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     (executions, of all replicas) and ``cycles`` (of all of them). Includes overlapped work on I/O
     tiles, but no waiting.
     """
+    steps = _spent(report, run, iteration)
+    keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
+    return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+
+
+def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
+    """`spent_by_step` of all tasks of a device iteration that are no waiting."""
     tasks = report.tasks(run, iteration=iteration)
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
     pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
     pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    steps = spent_by_step(report, pieces)
-    keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
-    return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+    return spent_by_step(report, pieces)
 
 
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
@@ -81,12 +88,14 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
     layers that differ only in their number are one.
     """
-    steps = cycles_by_step(report)
-    op = steps["op"].to_numpy()
-    none = steps["cause"].astype(str).to_numpy()
-    own = (op >= 0) & np.isin(none, _OF_OPERATORS)
-    kind = np.where(own, steps["direction"].astype(str).to_numpy(), none)
-    rows = steps.assign(kind=kind, otherwise=none)
+    steps = _spent(report, 0, 0)
+    has_op, cause = steps["op"] >= 0, steps["cause"]
+    kind = cause.where(~(has_op & cause.isin(_OF_OPERATORS)), steps["direction"])
+    # an operator's steps differ in kind only: few rows before their names are read
+    named = steps[["name", "cause"]].mask(has_op, "").set_axis(["name", "otherwise"], axis=1)
+    rows = steps[["op", "stage", "cycles"]].assign(kind=kind).join(named)
+    keys = ["op", "stage", "kind", "name", "otherwise"]
+    rows = rows.groupby(keys, as_index=False, sort=False)[["cycles"]].sum()
     return _leaves(report, rows, "cycles", order, together)
 
 
@@ -143,6 +152,7 @@ def _leaves(
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         **_places(operators["file"].astype(str), operators["line"]),
+        **({"stack": _stacks(report, rows["op"].to_numpy())} if order == "stack" else {}),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
         # instead of a module, if there is neither module nor operator
         "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
@@ -161,7 +171,7 @@ def _leaves(
 
 def _places(files: pd.Series[str], lines: pd.Series[int]) -> dict[str, list[str]]:
     """The levels ``file`` and ``line`` ("bert.py:31") of operators."""
-    names = [file.replace("\\", "/").rpartition("/")[2] for file in files.tolist()]
+    names = [_place_of(file) for file in files.tolist()]
     numbers = zip(files.tolist(), names, lines.tolist(), strict=True)
     return {
         "file": [file or _NO_LINE for file in files.tolist()],
@@ -169,9 +179,28 @@ def _places(files: pd.Series[str], lines: pd.Series[int]) -> dict[str, list[str]
     }
 
 
-def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
-    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
+def _stacks(report: Report, ops: np.ndarray) -> list[str]:
+    """The callers of each operator's line, outermost first, a line each; "" without any."""
+    of_op = dict(zip(report.ops.index.tolist(), callers(report), strict=True))
+    places = {stack: "\n".join(_place_of(one) for one in stack) for stack in {*of_op.values()}}
+    return [places[of_op[op]] if op in of_op else "" for op in ops.tolist()]
+
+
+def _place_of(where: str) -> str:
+    """A line as a name: "bert.py:31" for "/home/me/bert.py:31"."""
+    return where.replace("\\", "/").rpartition("/")[2]
+
+
+def paths_of(
+    operators: pd.DataFrame, order: str, together: bool = False, report: Report | None = None
+) -> list[Path]:
+    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last.
+
+    ``report``: theirs, for the order "stack".
+    """
+    stacks = {"stack": _stacks(report, operators.index.to_numpy())} if report else {}
     table = operators.assign(
+        **stacks,
         operator=operators["name"],
         block=operators["block_name"].replace("", "no Block"),
         stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
@@ -205,13 +234,14 @@ def _without_no_stage(paths: list[Path]) -> list[Path]:
 
 def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
     """The part of each row's path for one dimension."""
-    modules = [_module(name) for name in table["module"].tolist()]
     if dimension == "module":
-        otherwise = table["otherwise"].tolist()
-        parts = [(no,) if no else module for no, module in zip(otherwise, modules, strict=True)]
+        both = zip(table["otherwise"].tolist(), table["module"].tolist(), strict=True)
+        parts = [(no,) if no else _module(name) for no, name in both]
     elif dimension == "operator":
         rows = zip(table["operator"].tolist(), table["module"].tolist(), strict=True)
         parts = [(_short(name, module),) for name, module in rows]
+    elif dimension == "stack":
+        parts = [tuple(stack.split("\n")) if stack else () for stack in table["stack"].tolist()]
     else:
         parts = [(value,) for value in table[dimension].tolist()]
     if together and dimension in ("module", "operator", "block"):

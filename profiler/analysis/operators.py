@@ -34,7 +34,9 @@ _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 
 
-def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataFrame:
+def operators(
+    report: Report, stages: Collection[int] | None = None, ceilings: bool = True
+) -> pd.DataFrame:
     """`Report.ops` with columns from their steps, the most cycles of a weight update first.
 
     ``stages``: of these only (None: all). ``cycles``, ``flops`` and the rest are of one execution,
@@ -42,7 +44,7 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
     ``flops_per_cycle``, ``exchanged`` (bytes received, all tiles), ``balance`` (mean over slowest
     tile of its compute steps, weighted by cycles; None without any), ``tiles`` (active in its
     widest step), ``lost_cycles`` (compute cycles beyond an even share over all tiles), ``source``,
-    and the columns of `roofline`.
+    and, with ``ceilings``, the columns of `roofline`.
     """
     every = report.ops
     ops = every if stages is None else every[every["stage"].isin(stages)]
@@ -65,7 +67,7 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
             for file, line in zip(ops["file"].tolist(), ops["line"].tolist(), strict=True)
         ],
     )
-    frame = frame.join(_roofline(report, ops, steps))
+    frame = frame.join(_roofline(report, ops, steps)) if ceilings else frame
     return frame.sort_values(["total_cycles", "cycles"], ascending=False, kind="stable")
 
 

@@ -23,6 +23,8 @@ class Pace:
 
 def turn(*reports: Report) -> str:
     """What a device iteration is in all of these profiles: 'a weight update' if they train."""
+    if any(report.imported for report in reports):
+        return "a run"
     training = all(report.meta["kind"] == "training" for report in reports)
     return "a weight update" if training else "a device iteration"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,15 @@ def run_of(report: Report) -> dict[str, Any]:
     """A profile's row.
 
     ``ipus`` of all replicas and shards; ``samples`` of a weight update (a device iteration in
-    inference) over all replicas; ``samples_per_second`` 0 if it does not fit; ``mfu`` and ``hfu``
-    (`peak`, 0..1), None without one; ``fullest_bytes`` the largest extent of a tile, of
-    ``tile_bytes``; ``predicted_cycles`` by its placement file, 0 without.
+    inference) over all replicas, None (as ``micro_batch``) if it was imported;
+    ``samples_per_second`` 0 if it does not fit; ``mfu`` and ``hfu`` (`peak`, 0..1), None without
+    one; ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by
+    its placement file, 0 without.
     """
     made, now, top = Provenance.of(report), pace(report), peak(report)
     fits = report.meta.get("state") != "out of memory"
-    target, micro_batch = report.target, int(number(report.meta, "micro_batch", 0))
+    target, batches = report.target, now.micro_batches
+    micro_batch = int(number(report.meta, "micro_batch", 0))
     promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})
     predicted = promise.get("cycles", 0) if isinstance(promise, dict) else 0
     return {
@@ -39,14 +42,14 @@ def run_of(report: Report) -> dict[str, Any]:
         "kind": str(report.meta.get("kind", "")),
         "ipus": target.num_ipus * shards_of(report),
         "replicas": target.num_replicas,
-        "micro_batch": micro_batch,
-        "samples": now.micro_batches * micro_batch * target.num_replicas,
+        "micro_batch": None if report.imported else micro_batch,
+        "samples": None if report.imported else batches * micro_batch * target.num_replicas,
         "levers": made.levers,
         "num_ipus": made.num_ipus,
         "placed": bool(made.placement),
         "cycles": int(now.cycles),
         "predicted_cycles": predicted if isinstance(predicted, int) else 0,
-        "samples_per_second": now.samples_per_second if fits else 0.0,
+        "samples_per_second": math.nan if report.imported else now.samples_per_second * fits,
         "mfu": top.mfu if top else None,
         "hfu": top.hfu if top else None,
         "fullest_bytes": int(largest_extents(report).max(initial=0)),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 META = "sources"  # the entry of a profile's header: text by file
+CALLERS = "callers"  # the entry with call stacks
 _MOST_IPUS = 3  # to name
 _CYCLES = {
     Direction.FORWARD: "forward_cycles",
@@ -68,6 +69,23 @@ def lines(report: Report) -> pd.DataFrame:
 def _ipus(ipus: pd.Series[int]) -> str:
     there = sorted(set(ipus.tolist()))
     return ", ".join(map(str, there)) if len(there) <= _MOST_IPUS else f"{len(there)} IPUs"
+
+
+def callers(report: Report) -> list[tuple[str, ...]]:
+    """The lines that lead to each operator's own, "file:line", outermost first, in their order.
+
+    () for operators of older profiles, and where the header's entry has none that is sound.
+    """
+    count, entry = len(report.ops), report.meta.get(CALLERS)
+    none: list[tuple[str, ...]] = [()] * count
+    if not isinstance(entry, dict):
+        return none
+    texts, of = entry.get("texts"), entry.get("of")
+    if not isinstance(texts, list) or not isinstance(of, list) or len(of) != count:
+        return none
+    stacks = [tuple(str(text).split("\n")) if text else () for text in texts]
+    sound = all(isinstance(one, int) and 0 <= one < len(stacks) for one in of)
+    return [stacks[one] for one in of] if sound else none
 
 
 def bytes_at_peak(report: Report) -> pd.Series[int]:

@@ -225,16 +225,6 @@ class CompilationReport(Shown):
         return LazyList(len(steps), lambda i: ComputeSet(self._model, int(steps[i])))
 
     @property
-    def vertexCodeByTileArrays(self) -> dict[str, np.ndarray]:
-        """Type of vertex -> bytes of its code on each tile of the device, int64 (not in libpva)."""
-        by_type: dict[str, dict[int, np.ndarray]] = {}
-        for ipu in range(self._model.ipus):
-            names, code = self._model.vertex_code(ipu)
-            for name, values in zip(names, code, strict=True):
-                by_type.setdefault(name, {})[ipu] = values
-        return {name: self._model.over_device_array(code) for name, code in by_type.items()}
-
-    @property
     def livenessProgramSteps(self) -> LazyList[LivenessProgramStep]:
         """The steps of all IPUs of a replica, in the program's order."""
         return LazyList(len(self._model.steps["id"]), lambda i: LivenessProgramStep(self._model, i))

@@ -12,8 +12,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.file.writer import ProfileWriter
 
 _IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
+_OPTIONS = ("options", "engineOptions", "targetOptions")
 MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor's
 
 
@@ -134,6 +136,7 @@ class _Import:
         steps, tree, sets = self._steps()
         traces, bodies = self._traces(steps)
         yield [self.target]
+        yield list(self._options())
         yield self._stages(steps)
         yield list(self.ops)
         yield bodies
@@ -162,17 +165,37 @@ class _Import:
             workers_per_tile=int(self._of(target, "numWorkerContexts", 6)),
         )
 
+    def _options(self) -> Iterator[records.Option]:
+        """The options of the compile and of the execution, if this object model has them.
+
+        No public program reads them: these names are a guess.
+        """
+        for part, name in product(("compilation", "execution"), _OPTIONS):
+            options = getattr(getattr(self.report, part, None), name, None)
+            with suppress(TypeError, ValueError):  # not pairs
+                for key, value in dict(options or {}).items():
+                    yield records.Option(f"{part}.{name}.{key}", json.dumps(str(value)))
+
     def _executed(self) -> list[list[tuple[Any, int, int, int]]]:
-        """For each run, (program, IPU, start, end) on its clock; only the first replica's IPUs."""
+        """For each run, (program, IPU, start, end) on its clock; only the first replica's IPUs.
+
+        Of an external sync, from the moment at which its last IPU arrives: the others wait until
+        then, and one alone all the time.
+        """
         runs = []
         for run in self.runs:
             parts = []
             for step in self._of(run, "steps", ()):
-                key = self._key(step.program)
-                for ipu, one in enumerate(list(step.ipus)[: self.ipus]):
-                    if one.cycles:
-                        begin = int(one.activeCycles.cyclesFrom.max)
-                        parts.append((key, ipu, begin, begin + int(one.cycles)))
+                key, joint = self._key(step.program), _external(step.program)
+                own = [
+                    (ipu, int(one.activeCycles.cyclesFrom.max), int(one.cycles))
+                    for ipu, one in enumerate(list(step.ipus)[: self.ipus])
+                    if one.cycles
+                ]
+                there = max((begin for _, begin, _ in own), default=0) if joint else 0
+                if joint and len(own) == 1 < self.ipus:
+                    there += own[0][2]
+                parts += [(key, i, max(begin, there), begin + took) for i, begin, took in own]
                 if len(parts) > MOST_STEPS:
                     raise ProfileError(
                         self.source,
@@ -251,14 +274,12 @@ class _Import:
                     compute = len(sets)
                     sets.append(records.ComputeSet(compute, name, ipu, op, 0))
                 tree.append(records.Program(leaf, 0, leaf - 1, _type(kind), name, 1))
-                external = _type(kind) == records.SYNC and "external" in program.name.lower()
-                purpose = Purpose.EXTERNAL_SYNC if external else Purpose.OPERATOR
                 by_tile = planned[ipu] if compute >= 0 else None
                 least = int(planned[ipu].max(initial=0))
                 steps.append(
                     records.Step(
                         *(number, ipu, positions[ipu], leaf, -1, op, _type(kind), name),
-                        *(cycles.get(ipu, least), compute, by_tile, None, None, purpose),
+                        *(cycles.get(ipu, least), compute, by_tile, None, None, _purpose(program)),
                     )
                 )
                 self.first_of.setdefault((key, ipu), number)
@@ -342,7 +363,7 @@ class _Import:
             own = [step for step in self.steps if step.ipu == ipu and step.body < 0]
             lengths = _ints(step.cycles for step in own)
             columns = _ints(step.id for step in own), np.cumsum(lengths) - lengths, BodyTask.COPY
-            about = len(bodies), f"IPU {ipu}, never run", ipu, ipu, "task", "", int(lengths.sum())
+            about = len(bodies), f"IPU {ipu}, never run", ipu, -1, "task", "", int(lengths.sum())
             for step in own:
                 step.body = len(bodies)
             if own:
@@ -366,7 +387,7 @@ class _Import:
                 if key not in body_of:
                     body_of[key] = len(bodies)
                     task = BodyTask(way) if way else BodyTask.COPY
-                    about = len(bodies), f"IPU {ipu} {way or 'exchange'}", ipu, ipu, "task", way
+                    about = len(bodies), f"IPU {ipu} {way or 'exchange'}", ipu, -1, "task", way
                     length = until - begin
                     bodies.append(records.Body(*about, length, ids, starts - begin, task))
                     for number, _ in open_steps:
@@ -384,7 +405,8 @@ class _Import:
             if end <= start:
                 continue
             other = self._direction(self.steps[step], way if start == until else "")
-            if start > until or other != way:
+            external = self.steps[step].purpose == Purpose.EXTERNAL_SYNC  # ends others' waits
+            if start > until or other != way or external:
                 close()
             way = other
             open_steps.append((step, start))
@@ -497,6 +519,22 @@ def _type(kind: str) -> str:
     if kind in records.PROGRAM_TYPES:
         return kind
     return records.SYNC if kind.startswith(("Sync", "Sans")) else records.ON_TILE_EXECUTE
+
+
+def _external(program: Any) -> bool:
+    """Whether a program is a sync of IPUs."""
+    kind = str(getattr(getattr(program, "type", None), "name", ""))
+    return _type(kind) == records.SYNC and "external" in str(getattr(program, "name", "")).lower()
+
+
+def _purpose(program: Any) -> Purpose:
+    """The purpose that a program's type and name tell."""
+    kind = str(getattr(getattr(program, "type", None), "name", ""))
+    if _external(program):
+        return Purpose.EXTERNAL_SYNC
+    if kind.startswith("StreamCopy"):
+        return Purpose.STREAM_OUT if "tohost" in program.name.lower() else Purpose.STREAM_IN
+    return Purpose.COPY if kind == records.GLOBAL_EXCHANGE else Purpose.OPERATOR
 
 
 def _fields(context: Any) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Model:
         self.tiles = target.tiles_per_ipu
         self.ipus = target.ipus_per_replica
         self._recent: OrderedDict[Any, Any] = OrderedDict()
-        self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by vector
         self._piece_lists: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def damaged(self, problem: str) -> ProfileError:
@@ -302,23 +301,17 @@ class Model:
             count[rows + 1] = np.count_nonzero(variables.vectors, axis=1)[variables.vector]
         return np.cumsum(count)
 
-    def piece_arrays_of(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tiles of its IPU that hold a part of the variable at ``row``, and the bytes on each."""
-        vector = int(self.variables["tile_bytes"][row])
-        pieces = self._pieces.get(vector)
-        if pieces is None:
-            values = self.report.vector(vector)
-            tiles = np.flatnonzero(values)
-            pieces = self._pieces[vector] = tiles, values[tiles]
-        return pieces
-
     def pieces_of(self, row: int) -> tuple[list[int], list[int]]:
-        """The same as lists, by device tile; variables with the same layout share them."""
+        """Device tiles with a part of the variable at ``row``, and the bytes on each.
+
+        Variables with the same layout share the lists.
+        """
         key = int(self.variables["tile_bytes"][row]), int(self.variables["ipu"][row])
         pieces = self._piece_lists.get(key)
         if pieces is None:
-            tiles, size = self.piece_arrays_of(row)
-            pieces = (tiles + key[1] * self.tiles).tolist(), size.tolist()
+            values = self.report.vector(key[0])
+            tiles = np.flatnonzero(values)
+            pieces = (tiles + key[1] * self.tiles).tolist(), values[tiles].tolist()
             self._piece_lists[key] = pieces
         return pieces
 
@@ -526,6 +519,15 @@ class Model:
         return {name: state for kinds in self.vertices.values() for name, state, _ in kinds}
 
     # -- memory ---
+
+    def rank_on_tiles(self, ipu: int) -> np.ndarray:
+        """How many earlier tiles of an IPU have a piece of each vector: int32[vector, tile]."""
+
+        def make() -> np.ndarray:
+            there = self.of_ipu[ipu][0].vectors > 0
+            return np.cumsum(there, axis=1, dtype=np.int32) - there
+
+        return self._remember(("ranks", ipu), make)
 
     def totals(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of ``Report.tiles``."""

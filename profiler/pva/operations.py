@@ -18,7 +18,7 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.pva.lists import LazyList, Shown
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.pva.programs import Program, make_program
-from ipuscope.profiler.pva.variables import LoweredVariable, lowered, lowered_ids
+from ipuscope.profiler.pva.variables import LoweredVariable, lowered
 
 if TYPE_CHECKING:
     from ipuscope.profiler.pva.report import Report
@@ -110,12 +110,6 @@ class Operation(Shown):
         """Variables that its programs use, one entry per tile."""
         rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
         return lowered(self._model, rows)
-
-    @property
-    def varIds(self) -> np.ndarray:
-        """Ids of ``vars`` as an array, int64 (not in libpva)."""
-        rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
-        return lowered_ids(self._model, rows)
 
     @property
     def firstStepIndex(self) -> int:

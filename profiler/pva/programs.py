@@ -300,53 +300,12 @@ def _ignore(program: Program) -> None:
 class ProgramVisitor:
     """Base class of visitors: override methods and pass the visitor to `Program.accept`."""
 
-    def visitOnTileExecute(self, onTileExecute: Any) -> None:
-        """Called for programs of type OnTileExecute; does nothing here."""
-
-    def visitDoExchange(self, doExchange: Any) -> None:
-        """Called for programs of type DoExchange; does nothing here."""
-
-    def visitGlobalExchange(self, globalExchange: Any) -> None:
-        """Called for programs of type GlobalExchange; does nothing here."""
-
-    def visitStreamCopyBegin(self, streamCopy: Any) -> None:
-        """Called for programs of type StreamCopyBegin; does nothing here."""
-
-    def visitStreamCopyMid(self, streamCopy: Any) -> None:
-        """Called for programs of type StreamCopyMid; does nothing here."""
-
-    def visitStreamCopyEnd(self, streamCopy: Any) -> None:
-        """Called for programs of type StreamCopyEnd; does nothing here."""
-
-    def visitSync(self, sync: Any) -> None:
-        """Called for programs of type Sync; does nothing here."""
-
-    def visitSyncAns(self, syncAns: Any) -> None:
-        """Called for programs of type SyncAns; does nothing here."""
-
-    def visitSans(self, sans: Any) -> None:
-        """Called for programs of type Sans; does nothing here."""
-
-    def visitRepeat(self, repeat: Any) -> None:
-        """Called for programs of type Repeat; does nothing here."""
-
-    def visitSequence(self, sequence: Any) -> None:
-        """Called for programs of type Sequence; does nothing here."""
-
-    def visitOnEveryTileSwitch(self, onEveryTileSwitch: Any) -> None:
-        """Called for programs of type OnEveryTileSwitch; does nothing here."""
-
-    def visitCall(self, call: Any) -> None:
-        """Called for programs of type Call; does nothing here."""
-
-    def visitCopy(self, copy: Any) -> None:
-        """Called for programs of type Copy; does nothing here."""
-
-    def visitCopySharedStructure(self, copy: Any) -> None:
-        """Called for programs of type CopySharedStructure; does nothing here."""
-
-    def visitExecute(self, execute: Any) -> None:
-        """Called for programs of type Execute; does nothing here."""
-
     def visitUnknown(self, program: Any) -> None:
-        """Called for programs of any other type; does nothing here."""
+        """Called for programs of a type that no other method is named after; does nothing here."""
+
+    visitOnTileExecute = visitDoExchange = visitGlobalExchange = visitUnknown
+    visitStreamCopyBegin = visitStreamCopyMid = visitStreamCopyEnd = visitUnknown
+    visitSync = visitSyncAns = visitSans = visitUnknown
+    visitRepeat = visitSequence = visitOnEveryTileSwitch = visitUnknown
+    visitCall = visitCopy = visitCopySharedStructure = visitUnknown
+    visitExecute = visitUnknown

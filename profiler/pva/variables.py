@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, repeat
 from typing import Any, NamedTuple
@@ -175,29 +174,6 @@ class LoweredVariable(_Piece):
 _make_piece = partial(tuple.__new__, LoweredVariable)
 
 
-@dataclass(frozen=True)
-class LoweredArrays:
-    """Pieces of variables on tiles as arrays, int64, in the order of ``allBriefVars``.
-
-    ``id``, ``bytes``, ``tileId`` (over the device), ``equivalenceClass`` (row of
-    ``LoweredVariables.equivalenceClassSteps``), ``variable`` (row of ``names``), and the variables'
-    ``names``.
-    """
-
-    id: np.ndarray
-    bytes: np.ndarray
-    tileId: np.ndarray
-    equivalenceClass: np.ndarray
-    rows: np.ndarray  # of ``names``: the variables, each once
-    pieces: np.ndarray  # how many each of them has
-    names: np.ndarray
-
-    @property
-    def variable(self) -> np.ndarray:
-        """Row of ``names`` of each piece."""
-        return np.repeat(self.rows, self.pieces)
-
-
 class LoweredVariables:
     """The variables of a replica as they are placed on tiles."""
 
@@ -209,26 +185,13 @@ class LoweredVariables:
         """All lowered variables; created during iteration, so that millions take no memory."""
         return lowered(self._model, range(len(self._model.variables["id"])))
 
-    @property
-    def allBriefVarsArrays(self) -> LoweredArrays:
-        """All lowered variables as arrays (not in libpva)."""
-        return lowered_arrays(self._model, np.arange(len(self._model.variables["id"])))
-
-    @property
-    def equivalenceClassSteps(self) -> np.ndarray:
-        """Interval of liveness steps of every equivalence class, by id: int64[class, 2].
-
-        Start and end are equal for a class that is never live.
-        """
-        return self._model.classes[0]
-
     def forTile(self, tile: int) -> list[LoweredVariable]:
         """The lowered variables on a tile of the device."""
         model = self._model
         ipu, at = model.tile_of(tile)
         variables, rows = model.of_ipu[ipu]
         size = variables.vectors[variables.vector, at]
-        rank = np.count_nonzero(variables.vectors[:, :at], axis=1)[variables.vector]
+        rank = model.rank_on_tiles(ipu)[variables.vector, at]
         here = np.flatnonzero(size > 0)
         ids = model.lowered_first[rows] + rank
         return [_piece(model, int(rows[i]), int(ids[i]), tile, int(size[i])) for i in here.tolist()]
@@ -291,37 +254,3 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
         return LoweredVariable(index + last.shift, size, tile, last.equivalence, last.variable)
 
     return LazyList(int(ends[-1]) if len(ends) else 0, make, walk)
-
-
-def lowered_ids(model: Model, rows: np.ndarray | list[int]) -> np.ndarray:
-    """Ids of the pieces of some variables, in their order: int64."""
-    chosen, first = np.asarray(rows, dtype=np.int64), model.lowered_first
-    counts = first[chosen + 1] - first[chosen]
-    if len(chosen) and (np.diff(chosen) == 1).all():  # all of them, mostly
-        return np.arange(first[chosen[0]], first[chosen[-1] + 1])
-    before = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
-
-
-def lowered_arrays(model: Model, rows: np.ndarray) -> LoweredArrays:
-    """The pieces of some variables, variable by variable and tile by tile."""
-    tiles, size, counts = [], [], []
-    for row in rows.tolist():
-        of_row, bytes_of_row = model.piece_arrays_of(row)
-        tiles.append(of_row)
-        size.append(bytes_of_row)
-        counts.append(len(of_row))
-    none = np.zeros(0, dtype=np.int64)
-    shift = model.variables["ipu"][rows] * model.tiles
-    on_tiles = np.concatenate([none, *tiles])
-    if shift.any():
-        on_tiles += np.repeat(shift, counts)
-    return LoweredArrays(
-        lowered_ids(model, rows),
-        np.concatenate([none, *size]),
-        on_tiles,
-        np.repeat(model.classes[1][rows], counts),
-        rows,
-        np.array(counts, dtype=np.int64),
-        model.variables["name"],
-    )

@@ -51,6 +51,12 @@ class Answer:
         return pd.DataFrame(list(self.rows), columns=pd.Index(unique), dtype=object)
 
 
+def is_numeric(column: pd.Series) -> bool:
+    """Whether a column of a `frame` has numbers and NULLs only, and at least one number."""
+    values = [value for value in column if value is not None]
+    return bool(values) and all(isinstance(value, (int, float)) for value in values)
+
+
 def select(
     report: Report,
     sql: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from ipuscope.profiler.timeline.merged_bodies import Merged, merged
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
 
 Ipus = Sequence[int] | np.ndarray
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
+BATCH = 500_000  # of one Arrow batch
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
 
@@ -159,41 +161,56 @@ class ReportRuns(ReportProgram):
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
     ) -> pd.DataFrame:
         """Executed steps, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
+        key = "steps", run, ipu, iteration
+        return self._remember(key, lambda: self._steps_of(run, self._tasks(run, ipu, iteration)))
 
-        def make() -> pd.DataFrame:
-            tasks = self._tasks(run, ipu, iteration)
-            slices = self._slices(tasks)
-            task, step_ids = slices.task, slices.step
-            columns = self._task_columns(run, tasks, task)
-            body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
-            # One list of texts and ids for both: a slice has those of its step, or else its body.
-            steps, row = len(step["id"]), self._rows_of(step_ids, step["id"], "a body has the step")
-            what = np.where(step_ids < 0, steps + tasks.body[task], row)
-            whole = body["kind"] != "task"
-            kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
-            uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[task]
-            kind = np.where(uniform, steps + tasks.body[task], what)
-            none = np.full(len(body["id"]), -1)
-            op_of = np.concatenate([step["op"], none])
-            block_of = np.concatenate([looked_up(step["op"], op["id"], op["block"], -1), none])
-            no_text = np.full(len(none), "", dtype=object)
-            return frame_of(
-                {
-                    **columns,
-                    "step": step_ids,
-                    "op": op_of[what],
-                    "block": block_of[what],
-                    "kind": texts_of(np.concatenate([self._step_kinds, kind_of_body]), kind),
-                    "type": texts_of(np.concatenate([step["type"], no_text]), what),
-                    "name": texts_of(np.concatenate([step["name"], body["name"]]), what),
-                    "start": slices.start,
-                    "end": slices.end,
-                    "cycles": slices.end - slices.start,
-                },
-                copy=False,
-            )
+    def _steps_of(self, run: int, tasks: Tasks) -> pd.DataFrame:
+        slices = self._slices(tasks)
+        task, step_ids = slices.task, slices.step
+        columns = self._task_columns(run, tasks, task)
+        body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
+        # One list of texts and ids for both: a slice has those of its step, or else its body.
+        steps, row = len(step["id"]), self._rows_of(step_ids, step["id"], "a body has the step")
+        what = np.where(step_ids < 0, steps + tasks.body[task], row)
+        whole = body["kind"] != "task"
+        kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
+        uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[task]
+        kind = np.where(uniform, steps + tasks.body[task], what)
+        none = np.full(len(body["id"]), -1)
+        op_of = np.concatenate([step["op"], none])
+        block_of = np.concatenate([looked_up(step["op"], op["id"], op["block"], -1), none])
+        no_text = np.full(len(none), "", dtype=object)
+        return frame_of(
+            {
+                **columns,
+                "step": step_ids,
+                "op": op_of[what],
+                "block": block_of[what],
+                "kind": texts_of(np.concatenate([self._step_kinds, kind_of_body]), kind),
+                "type": texts_of(np.concatenate([step["type"], no_text]), what),
+                "name": texts_of(np.concatenate([step["name"], body["name"]]), what),
+                "start": slices.start,
+                "end": slices.end,
+                "cycles": slices.end - slices.start,
+            },
+            copy=False,
+        )
 
-        return self._remember(("steps", run, ipu, iteration), make)
+    def iter_steps(
+        self, run: int = 0, ipu: int | None = None, iteration: int | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """`steps` of any number, as Arrow batches in their order, each of one device iteration.
+
+        A batch has about `BATCH` rows, or those of one task. ImportError without pyarrow.
+        """
+        import pyarrow
+
+        for one in self._iterations(run, iteration).tolist():
+            tasks = self._tasks(run, ipu, one)
+            part = np.cumsum(self._steps_of_bodies[tasks.body]) // BATCH
+            for number in np.unique(part):
+                frame = self._steps_of(run, tasks.where(part == number))
+                yield pyarrow.RecordBatch.from_pandas(frame, preserve_index=False)
 
     def executed(
         self,

@@ -178,6 +178,11 @@ class ReportTables:
         """Whether no call was profiled; ``runs`` then has the one that the schedule predicts."""
         return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
 
+    @property
+    def imported(self) -> bool:
+        """Whether ``ipu-report import`` wrote it: no micro-batches, Blocks or pipeline cycles."""
+        return bool(self.meta.get("strategy") == "imported")
+
     @cached_property
     def _vector_of_variables(self) -> np.ndarray:
         """For each row of the variables' table, the row of `_variable_vectors` that it uses."""

@@ -370,11 +370,10 @@ def check_run(report: Report, run: int) -> None:
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
     """A line if times are predicted or the profile was imported; ``name``: the profile's."""
-    from ipuscope.profiler.analysis import imported
     from ipuscope.profiler.report import PREDICTED_NOTE
     from ipuscope.reports.tables import say
 
-    if imported(report):
+    if report.imported:
         words = (
             f"{name}Imported: times are the file's; what the SDK's reader lacks is not in this"
             " profile (micro-batches, Blocks, stages that are not IPUs)."
@@ -385,12 +384,11 @@ def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
 
 def check_not_imported(report: Report) -> None:
     """CommandError for a profile of real IPUs, which lacks what the answer needs."""
-    from ipuscope.profiler.analysis import imported
-
-    if imported(report):
+    if report.imported:
         raise CommandError(
             f"{report.path} was imported: micro-batches, stages and Blocks are not in this profile."
-            " ops, program, variables, memory, tile, liveness, timeline and compare answer for it"
+            " summary, why, ops, source, program, variables, memory, tile, liveness, compare and"
+            " view answer for it"
         )
 
 

@@ -53,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             " sample), stage>+N%% (of the slowest) or memory>+N%% (may be given more than once)"
         ),
     )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help=(
+            "write the measured over the modelled cycles by class of operator; PROFILE is imported,"
+            " OTHER modelled. Predictions use them where IPUSCOPE_CALIBRATION names FILE"
+        ),
+    )
     common.add_top(parser, 15)
     common.add_form(parser)
 
@@ -69,11 +77,13 @@ def run(args: argparse.Namespace) -> int:
 
         with open_report(other_path) as other:
             common.say_damage(other)
+            if args.calibrate:
+                _calibrate(report, other, args.calibrate)
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
             waits = analysis.compare_waits(report, other)
             classes = (
                 analysis.compare_classes(report, other)
-                if analysis.imported(report) != analysis.imported(other)
+                if report.imported != other.imported
                 else None
             )
             reasons = analysis.not_comparable(report, other)
@@ -145,6 +155,22 @@ def run(args: argparse.Namespace) -> int:
     for words in broken:
         print(f"ipu-report: error: {common.one_line(words)}", file=sys.stderr)
     return max(code, common.NOT_SO) if broken else code
+
+
+def _calibrate(measured: Report, modelled: Report, path: str) -> None:
+    """Write the calibration."""
+    from ipuscope.profiler import analysis, answers, calibration
+
+    if not measured.imported or modelled.imported:
+        raise common.CommandError("--calibrate takes an imported profile, then a modelled one")
+    try:
+        one = calibration.made(measured, modelled, analysis.paired_ops(measured, modelled))
+        calibration.write(one, path)
+    except (ValueError, OSError) as error:
+        raise common.CommandError(f"{path} cannot be written: {error}") from error
+    print(
+        f"{path}: {len(one.classes)} classes; export {answers.CALIBRATION}={path}", file=sys.stderr
+    )
 
 
 def _measured(classes: pd.DataFrame) -> Table:

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("module", "source"),
         default="module",
-        help="what stacks are of: the path of modules, or source lines (default: module)",
+        help="what stacks are of: the path of modules, or the call stack (default: module)",
     )
     parser.add_argument(
         "--table",
@@ -131,7 +131,7 @@ def _form(path: Path, asked: str | None) -> str:
             " .parquet (a table), or say --format",
             common.USAGE,
         )
-    if form == "parquet" and not any(map(importlib.util.find_spec, ("pyarrow", "fastparquet"))):
+    if form == "parquet" and not importlib.util.find_spec("pyarrow"):
         raise common.CommandError(
             "Parquet needs pyarrow, which is not installed: pip install pyarrow, or take .csv"
         )
@@ -154,6 +154,8 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
 
         write = stacks.write_speedscope if form == "speedscope" else stacks.write_collapsed
         return write(report, args.output, first, args.iteration or 0, args.by)
+    if form == "parquet" and args.table == "steps":
+        return _stream(report, args)
     frame = _frame(report, args)
     if form == "csv":
         from ipuscope.reports.tables import cell_text
@@ -164,6 +166,21 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
     else:
         frame.to_parquet(args.output, index=frame.index.name is not None)
     return len(frame)
+
+
+def _stream(report: Report, args: argparse.Namespace) -> int:
+    """Write executed steps batch by batch: no number of them is too many."""
+    from pyarrow import parquet
+
+    batches = report.iter_steps(args.which_run or 0, iteration=args.iteration)
+    first = next(batches)
+    rows = first.num_rows
+    with parquet.ParquetWriter(args.output, first.schema) as file:
+        file.write_batch(first)
+        for batch in batches:
+            file.write_batch(batch.cast(first.schema))
+            rows += batch.num_rows
+    return rows
 
 
 def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:

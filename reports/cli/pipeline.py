@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
+    common.check_not_imported(report)
     from ipuscope.profiler.analysis import pipeline
     from ipuscope.profiler.units import percent
     from ipuscope.reports.tables import Column, Facts, Lines, Page, Table, identity, say, whole_text

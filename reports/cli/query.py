@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             Column(
                 name,
                 clean(name),
-                _number if _is_number(frame[name].tolist()) else text,
+                _number if query.is_numeric(frame[name]) else text,
             )
             for name in frame.columns
         )
@@ -71,11 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_statement(words: str) -> bool:
     return words.lower().lstrip().startswith(("select ", "with "))
-
-
-def _is_number(values: list[object]) -> bool:
-    """Whether a column holds only numbers and NULLs."""
-    return all(value is None or isinstance(value, (int, float)) for value in values)
 
 
 def _number(value: float) -> str:

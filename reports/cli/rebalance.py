@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,6 +119,12 @@ def run(args: argparse.Namespace) -> int:
             "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
     compiles = _count_of_verify(args)
+    if args.verify is not None and os.environ.get("IPUSCOPE_CALIBRATION"):
+        raise common.CommandError(
+            "--verify compares with compiles, which have the model's cycles: unset"
+            " IPUSCOPE_CALIBRATION",
+            common.USAGE,
+        )
     if args.verify is not None and not compiles:
         if len(args.profiles) not in (1, 2):
             raise common.CommandError(

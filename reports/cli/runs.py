@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             Column("place", "profile", text),
             Column("ipus", "IPUs", identity),
             Column("replicas", "rep-\nlicas", identity),
-            Column("micro_batch", "micro-\nbatch", identity),
+            Column("micro_batch", "micro-\nbatch", "{:.0f}".format),
             Column("samples", "samples/\nupdate"),
             Column("levers", "--with", text),
             Column("samples_per_second", "samples/s", per_second),

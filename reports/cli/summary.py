@@ -55,14 +55,13 @@ def run(args: argparse.Namespace) -> int:
 def _page(report: Report, each: bool = False) -> Page:
     import pandas as pd
 
-    from ipuscope.profiler import analysis, confidence
+    from ipuscope.profiler import confidence
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.movement import streaming_steps
     from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table
 
     of, tile = facts.facts(report), facts.fullest(report)
-    speed = () if analysis.imported(report) else facts.speed(of)  # of micro-batches
-    rows = [Fact(*one) for one in (*facts.about(of), *speed, *facts.memory(tile))]
+    rows = [Fact(*one) for one in (*facts.about(of), *facts.speed(of), *facts.memory(tile))]
     parts: list[Any] = [Facts("summary", tuple(rows))]
     if len(report.runs):
         proportions = report.cycle_proportions(0)

@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
         from ipuscope.reports.tables import Column, Page, Table, integer, text
 
+        common.check_not_imported(report)
         common.check_iteration(report, args.which_run, args.iteration)
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)

@@ -11,21 +11,19 @@ import getpass
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
+    import pandas as pd
     from dash import Dash
 
-    from ipuscope.profiler import Report
     from ipuscope.viewer.guard import Guard
 
 HELP = "open the viewer in the browser"
@@ -96,20 +94,39 @@ def run(args: argparse.Namespace) -> int:
         return _follow(args)
     if args.profiles.endswith(".json"):
         return _plan(args)
-    paths = common.find_profiles([args.profiles])
+    paths, table = common.find_profiles([args.profiles]), None
     if args.other is None and len(common.runs_of(paths)) > 1:
-        return _runs(args, paths)
-    from ipuscope.profiler import open_report
+        named, table = _runs(paths)
+    else:
+        named = [common.one_of(args.profiles, paths)]
+        named += [] if args.other is None else [common.find_one(args.other)]
+    port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
+    from ipuscope.viewer.app import app_of
+    from ipuscope.viewer.guard import Guard, is_loopback
+    from ipuscope.viewer.profiles import Profiles, recent, remember
 
-    with open_report(common.one_of(args.profiles, paths)) as report, _other(args) as other:
-        port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
-        from ipuscope.viewer import create_app
-        from ipuscope.viewer.guard import Guard
-
-        guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard, args.script or ())
-        _serve(args, app, guard, str(report.path), port)
+    guard = Guard.bound_to(args.host, args.allow_host)
+    more = recent() if is_loopback(args.host) else []  # others may not open them
+    profiles = Profiles((), args.script or (), named, [*paths, *more], remember)
+    for key in profiles.named if table is None else ():
+        profiles.get(key)  # what cannot be read ends the command
+    if table is not None:
+        profiles.made(profiles.get(), "runs", lambda: table)
+    page = "" if table is None else "runs"
+    _serve(args, app_of(profiles, guard), guard, args.profiles, port, page)
     return common.OK
+
+
+def _runs(paths: Sequence[Path]) -> tuple[list[Path], pd.DataFrame]:
+    """The profiles that can be read, and their rows."""
+    from ipuscope.profiler.analysis.runs import runs
+
+    table, problems = runs(paths)
+    for problem in problems:
+        print(f"ipu-report: {common.one_line(problem)}", file=sys.stderr)
+    if table.empty:
+        raise common.CommandError("no profile can be read", common.UNREADABLE)
+    return [Path(one) for one in table["profile"]], table
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -131,60 +148,6 @@ def _plan(args: argparse.Namespace) -> int:
     return common.OK
 
 
-def _runs(args: argparse.Namespace, paths: Sequence[Path]) -> int:
-    """All profiles below a directory."""
-    from ipuscope.profiler.analysis.runs import runs
-
-    table, problems = runs(paths)
-    for problem in problems:
-        print(f"ipu-report: {common.one_line(problem)}", file=sys.stderr)
-    if table.empty:
-        raise common.CommandError("no profile can be read", common.UNREADABLE)
-    port = free_port(args.host, args.port)
-    from ipuscope.viewer.guard import Guard
-    from ipuscope.viewer.runs_app import create_runs_app
-
-    guard = Guard.bound_to(args.host, args.allow_host)
-    with _Viewers(args.host, guard.token) as viewers:
-        app = create_runs_app(table, Path(args.profiles).name, viewers.address_of, guard)
-        _serve(args, app, guard, args.profiles, port)
-    return common.OK
-
-
-class _Viewers:
-    """Viewers of single profiles, each a process that ends with this one."""
-
-    def __init__(self, host: str, token: str) -> None:
-        self._host, self._token = host, token
-        self._started: dict[Path, tuple[str, subprocess.Popen[bytes]]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _address, process in self._started.values():
-            process.terminate()
-
-    def address_of(self, profile: Path) -> str | None:
-        """The address of a profile's viewer, started once; None if others can reach this viewer."""
-        from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
-
-        if not is_loopback(self._host):
-            return None
-        viewer = self._started.get(profile)
-        if viewer is None or viewer[1].poll() is not None:
-            port = free_port(self._host, 0)
-            words = ["view", "--host", self._host, "--port", str(port), "--no-browser"]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ipuscope.reports.cli", *words, str(profile)],
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, TOKEN_VARIABLE: self._token},
-            )
-            viewer = f"http://{self._host}:{port}/?token={self._token}", process
-            self._started[profile] = viewer
-        return viewer[0]
-
-
 def _follow(args: argparse.Namespace) -> int:
     """Show the newest profiles below a directory; until there is one, a page that says so."""
     port = free_port(args.host, args.port)
@@ -200,12 +163,14 @@ def _follow(args: argparse.Namespace) -> int:
     return common.OK
 
 
-def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
-    """Print the address, open a browser, and serve until Ctrl+C."""
+def _serve(
+    args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int, page: str = ""
+) -> None:
+    """Print the address of a page, open a browser, and serve until Ctrl+C."""
     from ipuscope.viewer.guard import is_loopback
 
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-    address += f"/?token={guard.token}" if guard.token else ""
+    address += f"/{page}?token={guard.token}" if guard.token else f"/{page}"
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
     if not is_loopback(args.host):
         print(
@@ -239,13 +204,6 @@ def ssh_forward(
         return ""
     here = f"[{host}]" if ":" in host else host
     return f"ssh -L {port}:{here}:{port} {user()}@{words[2]}"
-
-
-def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
-    """The second profile, if one was given."""
-    from ipuscope.profiler import open_report
-
-    return nullcontext() if args.other is None else open_report(common.find_one(args.other))
 
 
 def free_port(host: str, port: int) -> int:

@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.profiler.units import cycles, percent
         from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
 
-        common.check_not_imported(report)
         path = critical_path(report)
         rows = longest_waits(report, path)
         table, total = waterfall(path), int(path["cycles"].sum())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.file import records, trace
+from ipuscope.profiler.report import runs
 from tests.synthetic import synthetic_profile
 
 
@@ -89,3 +93,17 @@ def test_tasks_in_place_of_steps_are_those_of_the_frame(
     assert tasks.named.name[tasks.what].tolist() == frame["name"].tolist()
     assert [tasks.named.kinds[kind] for kind in tasks.kind] == frame["kind"].tolist()
     assert (tasks.step == -1).all()
+
+
+def test_executed_steps_of_any_number_come_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    path = synthetic_profile(tmp_path / "profile.pop", iterations=3)
+    with open_report(path) as report:
+        whole = report.steps()
+        monkeypatch.setattr(runs, "BATCH", len(whole) // 20)
+        batches = list(report.iter_steps())
+        assert len(batches) > 15 and max(one.num_rows for one in batches) < len(whole) // 10
+        assert {len(np.unique(one["iteration"])) for one in batches} == {1}
+        pd.testing.assert_frame_equal(pyarrow.Table.from_batches(batches).to_pandas(), whole)

@@ -347,37 +347,6 @@ def test_lowered_variables_are_the_pieces_of_variables(report, plain):
     assert (always.start, always.end) == (0, steps)
 
 
-def test_arrays_have_what_attributes_have(report):
-    """Each array that libpva lacks agrees with the attributes it stands for."""
-    lowered = report.compilation.loweredVariables
-    arrays = lowered.allBriefVarsArrays
-    some = [*range(0, len(lowered.allBriefVars), 9_973)]
-    for at in some:
-        one = lowered.allBriefVars[at]
-        steps = lowered.equivalenceClassSteps[arrays.equivalenceClass[at]].tolist()
-        assert (arrays.id[at], arrays.bytes[at], arrays.tileId[at]) == (
-            one.id,
-            one.bytes,
-            one.tileId,
-        )
-        assert [(i.start, i.end) for i in one.equivalenceClass.steps] == [tuple(steps)]
-        assert arrays.names[arrays.variable[at]] == one.name
-    assert len(arrays.id) == len(lowered.allBriefVars)
-    for operation in pva.OperationAnalysis(report).operations[::17]:
-        assert operation.varIds.tolist() == [variable._id for variable in operation.vars]
-    for program in report.compilation.programs[::23]:
-        assert program.controlCodeByTileArray.tolist() == program.controlCodeByTile
-        if program.type == pva.Program.Type.DoExchange:
-            assert program.codeBytesByTileArray.tolist() == program.codeBytesByTile
-        if program.type == pva.Program.Type.OnTileExecute:
-            for vertex in program.computeset.vertices:
-                assert vertex.countByTileArray.tolist() == vertex.countByTile
-    code = report.compilation.vertexCodeByTileArrays
-    for tile in (0, 700, 1472 * 5 + 3):
-        held = {v.type.name: v.codeBytes for v in report.compilation.tiles[tile].memory.vertices}
-        assert held == {name: int(size[tile]) for name, size in code.items() if size[tile]}
-
-
 def test_entries_by_index_are_those_of_a_walk(report):
     """In order and out of order, across the ends of variables and counting from the end."""
     entries = report.compilation.loweredVariables.allBriefVars

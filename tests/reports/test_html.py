@@ -68,9 +68,7 @@ def test_it_says_why_and_what_to_do(demo: Path) -> None:
         assert len(tables["The quickest split of its Blocks"][1]) == len(best.ipus)
         options = dict(tables["Options"][1])
         assert options["Training.gradientAccumulation"] == "10"
-    maps = [
-        section.figures["light"] for title, section in sections.items() if "live bytes" in title
-    ]
+    maps = [one["light"] for one in sections["Live bytes over tiles and program steps"].figures]
     assert len(maps) == 4
     assert len({(figure.data[0].zmin, figure.data[0].zmax) for figure in maps}) == 1
     assert maps[0].data[0].zmax == max(figure.data[0].z.max() for figure in maps)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import source
 from ipuscope.reports.chrome_trace import FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
 from ipuscope.reports.cli import main
 from ipuscope.reports.stacks import stacks
@@ -133,16 +134,17 @@ def test_stacks_add_up_to_the_device_iteration(report: Report, by: str) -> None:
         assert frame["cycles"].sum() == length
 
 
-def test_stacks_by_module_and_by_source_line(report: Report, tmp_path: Path, capsys: Any) -> None:
+def test_stacks_by_module_and_by_call_stack(report: Report, tmp_path: Path, capsys: Any) -> None:
     """Both forms give an operator's cycles over a device iteration."""
-    op = report.ops[report.ops["name"] == "layer1/conv/convolution"].iloc[0]
+    at = report.ops["name"].tolist().index("layer1/conv/convolution")
+    op, above = report.ops.iloc[at], source.callers(report)[at]
     steps = report.steps(0, iteration=0)
     spent = int(
         steps.loc[(steps["op"] == op.name) & (steps["direction"] == "forward"), "cycles"].sum()
     )
     for by, start in (
         ("module", "IPU 0;forward;layer1;conv;convolution;"),
-        ("source", f"IPU 0;forward;{op['file']}:{op['line']};layer1/conv/convolution;"),
+        ("source", f"IPU 0;forward;{';'.join(above)};{op['file']}:{op['line']};{op['name']};"),
     ):
         path = tmp_path / f"{by}.folded"
         argv = ["export", str(report.path), "--by", by, "-o", str(path)]

@@ -18,8 +18,7 @@ from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import critical_path
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.viewer.figures import bars, counters, memory, pipeline, rebalance, trace
-from ipuscope.viewer.figures.drawing import Drawing
-from ipuscope.viewer.figures.marks import Selection, marked
+from ipuscope.viewer.figures.drawing import Drawing, Selection, marked
 from ipuscope.viewer.figures.theme import DARK, LIGHT
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import timespan

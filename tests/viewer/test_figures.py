@@ -22,21 +22,20 @@ from ipuscope.profiler.timeline.executed_steps import Executed, Spent
 from ipuscope.profiler.timeline.tile_usage import KINDS
 from ipuscope.viewer.figures import (
     bars,
+    counters,
     flame,
-    host,
     lod,
     memory,
     pipeline,
     pod,
     rebalance,
-    slices,
     theme,
     trace,
     units,
 )
 from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, hits, selection, timespan
+from ipuscope.viewer.pages import common, hits, timespan
 from ipuscope.viewer.pages import rebalance as rebalance_page
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
@@ -187,6 +186,18 @@ def bars_by_name(figure: object) -> dict[str, object]:
     return {bar.name: bar for bar in figure.data if bar.type == "bar"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("words", "ipus"),
+    [("ipu 1", [1]), ("IPU 1 | stage 0", [0, 1]), ("IPU 12", [0, 1, 2, 3]), ("b3", [2])],
+)
+def test_lanes_are_chosen_by_their_names(report: Report, words: str, ipus: list[int]) -> None:
+    arrangement = timespan.Arrangement.of("all", "", "", words)
+    lanes = timespan.lanes_of(Profiles([report]), report, 0, 0, arrangement)
+    assert lanes.shown.tolist() == ipus == np.flatnonzero(lanes.lane >= 0).tolist()
+    assert {*lanes.path.ipu.tolist()} <= {*ipus}
+    pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, follow=0).checked()
+
+
 def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: laning.Lanes) -> None:
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000).checked()
     tasks = report.tasks(0, iteration=0)
@@ -331,7 +342,7 @@ def test_the_host_and_the_calls_are_bars_on_one_axis():
             "depth": [0, 1, 1],
         }
     )
-    figure = host.host_timeline(lanes, 2, theme.theme("light"))
+    figure = counters.host_timeline(lanes, 2, theme.theme("light"))
     on_host, first, second = figure.data
     assert list(on_host.y) == ["host thread 7", *["host thread 7, in 1"] * 2]
     assert list(on_host.base) == [-0.1, 0.0, 0.9] and list(on_host.x) == [1.9, 0.6, 0.6]
@@ -463,7 +474,7 @@ def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) ->
     window = (first + (last - first) // 5, first + (last - first) * 3 // 5)
     spent = report.spent(0, None, 0, window)
     by_activity = trace.by_activity(spent)
-    grouped = selection.aggregated(report, spent, by)
+    grouped = hits.aggregated(report, spent, by)
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
     assert sum(row[1] for row in grouped) == sum(row[1] for row in by_activity)
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
@@ -514,14 +525,14 @@ def test_a_difference_has_its_sign_before_cycles_and_time() -> None:
 
 
 def test_what_a_search_finds_is_high_enough_to_be_seen() -> None:
-    canvas = slices.Canvas(1.0, 0, 1.0, faint=11)
+    canvas = lod.Canvas(1.0, 0, 1.0, faint=11)
     bands = [np.array(values) for values in ([0, 0, 1, 1, 2], [4, 11, 4, 11, 11])]
     below = np.array([0.0, 0.02, 0.0, 0.5, 0.0])
     share = np.array([0.02, 0.98, 0.5, 0.4, 1.0])
     _, _, bottom, height = canvas._seen(*bands, below, share)
     assert bottom == pytest.approx([0.0, 0.3, 0.0, 0.5, 0.0])
     assert height == pytest.approx([0.3, 0.7, 0.5, 0.4, 1.0])
-    _, _, _, plain = slices.Canvas(1.0, 0, 1.0)._seen(*bands, below, share)
+    _, _, _, plain = lod.Canvas(1.0, 0, 1.0)._seen(*bands, below, share)
     assert plain.tolist() == share.tolist()
 
 
@@ -668,7 +679,7 @@ def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.Monke
     monkeypatch.setattr(pipeline, "_MANY_SLICES", 1)
     drawn.append(pipeline.drawing(lanes, clock, light).checked().to_json())
     assert drawn[0] == drawn[1]  # light enough as they are
-    monkeypatch.setattr(slices, "_MOST_NARROW", 40)
+    monkeypatch.setattr(lod, "_MOST_NARROW", 40)
     light_one = pipeline.drawing(lanes, clock, light).checked().to_json()
     assert len(light_one) < len(drawn[0])
 
@@ -713,7 +724,7 @@ def test_an_outline_encloses_each_rectangle_and_nothing_besides(seed: int) -> No
     height = rng.choice([0.86, 0.3, 0.01], count)
     floats = rng.random(count) < 0.5
     y = base - height / 2 - np.where(floats, rng.random(count) * (0.86 - height), 0)
-    x, heights = slices.outline((left, right), y, height, base, left // 20)
+    x, heights = lod.outline((left, right), y, height, base, left // 20)
     parts = [*outlines.parts_of(x, heights)]
     assert len(parts) == len({*zip(base.tolist(), (left // 20).tolist(), strict=True)})
     # each rectangle is of its part, and inside of it; nothing else is

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ipuscope.profiler import open_report
-from ipuscope.viewer.app import PAGES, create_app
+from ipuscope.viewer.app import PAGES, create_app, settle
 from ipuscope.viewer.pages import causes, rebalance
-from ipuscope.viewer.process import settle
 from tests.synthetic import synthetic_profile
 from tests.viewer.page_requests import PageRequests
 

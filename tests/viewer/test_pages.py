@@ -89,7 +89,11 @@ class Tab:
 
     def wait(self, expression: str) -> None:
         # A function: the page's policy lets no text become a script.
-        self.page.wait_for_function(f"() => {expression}", timeout=15_000, polling=50)
+        self.page.wait_for_function(f"() => {expression}", timeout=30_000, polling=50)
+
+    def wait_for_text(self, id: str, text: str) -> None:
+        """Tables come a while after the page: their code is loaded when one is first drawn."""
+        self.wait(f"document.querySelector('#{id}').innerText.includes({json.dumps(text)})")
 
 
 @pytest.fixture(scope="module")
@@ -296,10 +300,10 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
     with tab(chromium, address) as view:
         page = view.open("/memory?ipu=1&step=10&tile=7")
         live = report.live_variables(1, 10, 7)
+        view.wait_for_text("liveness-live", live["name"].iloc[0])
         words = page.inner_text("#liveness-live")
         assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
         assert units.size(int(live["bytes"].sum())) in words
-        assert live["name"].iloc[0] in words
         page.locator("#liveness-heat").evaluate("one => one.scrollIntoView()")
         box = page.locator("#liveness-heat .nsewdrag").first.bounding_box()
         page.mouse.click(box["x"] + 30, box["y"] + 30)
@@ -333,7 +337,7 @@ def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, repo
         assert drawn * 1024 == pytest.approx(row["total"])
         on_ipu = report.variables.query("ipu == 1")
         largest = max(on_ipu.index, key=lambda variable: report.variable_tiles(variable)[20])
-        assert on_ipu["name"][largest] in page.inner_text("#memory-variables")
+        view.wait_for_text("memory-variables", on_ipu["name"][largest])
         assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text(
             "#memory-vertices"
         )
@@ -719,8 +723,8 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         page = view.open("/compare")
         words = page.inner_text("#page")
         pace = analysis.pace(report)
-        assert f"{pace.cycles:,} cycles" in words
-        assert units.minus(f"{analysis.pace(other).cycles - pace.cycles:,} cycles") in words
+        assert f"{pace.cycles:,}" in words
+        assert units.minus(f"{analysis.pace(other).cycles - pace.cycles:,}") in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
         page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
         first = analysis.compare_paths(report, other).iloc[0]
@@ -762,7 +766,7 @@ def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Pa
         view.wait("document.querySelector('#head').innerText.includes('2 IPUs')")
         assert (view.query()["profile"], view.query()["ipu"]) == ("1", "1")
         settled(page)
-        page.locator("main .controls button.dash-dropdown").nth(1).click()
+        page.locator("main .controls button.dash-dropdown").nth(2).click()
         assert page.get_by_role("option").count() == 2
         assert view.complaints == []
 

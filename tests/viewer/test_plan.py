@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ipuscope.viewer.plan_app import command_of, create_plan_app, facts_of
+from ipuscope.planner.mappings.plan_file import save
+from ipuscope.viewer.pages.runs import beside, command_of, facts_of
+from ipuscope.viewer.plan_app import create_plan_app
 from tests.planner.test_plan_file import plan
 from tools.screenshots import serving
 
@@ -27,6 +30,13 @@ def test_the_app_answers() -> None:
     assert b"Why the first is the best" in answer.data
     assert b"ipu-run --placement plan.json train.py" in answer.data  # of the first, at once
     assert dict(facts_of(plan().candidates[0]))["t x p x r"] == "1 x 2 x 2"
+
+
+def test_a_plan_beside_a_profile_is_found_and_other_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "placement.json").write_text('{"format": "ipuscope placement"}')
+    save(plan(), tmp_path / "plan.json")
+    assert [*beside(tmp_path / "training" / "profile.pop")] == [str(tmp_path / "plan.json")]
 
 
 @pytest.mark.browser

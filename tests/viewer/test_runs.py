@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 
 from ipuscope.profiler.analysis.runs import settings_of
+from ipuscope.viewer.app import app_of
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.figures.runs import coordinates
-from ipuscope.viewer.runs_app import create_runs_app, opened
+from ipuscope.viewer.figures.bars import coordinates
+from ipuscope.viewer.pages import palette
+from ipuscope.viewer.pages.runs import of_runs, opened
+from ipuscope.viewer.profiles import Profiles, recent, remember
+from tests.synthetic import synthetic_profile
+from tests.viewer.test_pages import tab
+from tools.screenshots import serving
 
 SETTING = "Training.gradientAccumulation"
 
@@ -51,15 +62,106 @@ def test_every_run_that_fits_is_a_line_the_quickest_on_top(runs: pd.DataFrame) -
     assert f"{SETTING} 32" in figure.data[1].text[0]
 
 
-def test_a_click_on_a_run_opens_its_viewer_or_names_the_command(runs: pd.DataFrame) -> None:
-    link = opened(runs.iloc[0], lambda path: f"http://here{path}").children[0]
-    assert link.href == f"http://here{runs['profile'][0]}" and link.children == "Open turns=16"
-    assert "ipu-report view /out" in str(opened(runs.iloc[0], lambda path: None))
+def test_a_click_on_a_run_leads_to_its_profile_and_to_a_comparison(runs: pd.DataFrame) -> None:
+    keys = {path: str(at) for at, path in enumerate(runs["profile"])}
+    words = str(opened(runs.iloc[1], keys))
+    assert "/?profile=1" in words and "/compare?with=1" in words and "ipu-report view /out" in words
 
 
-def test_the_app_answers(runs: pd.DataFrame) -> None:
-    app = create_runs_app(runs, "out", lambda path: None)
-    answer = app.server.test_client().get("/_dash-layout", headers={"Host": "localhost"})
-    assert answer.status_code == 200
-    assert b"3 runs; half, Training.gradientAccumulation, samples differ" in answer.data
-    assert b"1 out of memory" in answer.data
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Profiles of a directory of runs, and one from elsewhere."""
+    names = ("runs/a", "runs/b", "runs/c", "elsewhere")
+    return [synthetic_profile(tmp_path / name / "profile.pop", tiles=16) for name in names]
+
+
+def test_profiles_are_opened_when_asked_for_and_no_others(paths: list[Path]) -> None:
+    told: list[Path] = []
+    *named, other = paths
+    profiles = Profiles(named=named, more=[other, named[0]], opened=told.append)
+    key = next(iter(profiles.more))
+    assert [*profiles.more.values()] == [other] and told == []
+    assert [profiles.get(one).path for one in (key, "1", str(other), "../x")] == [
+        other,
+        named[1],
+        named[0],
+        named[0],
+    ]
+    assert told == [other, named[1], named[0]]
+    assert [one.path for one in profiles.pair(key, "2")] == [named[2], other]
+    assert profiles.beside("0", "0") == "1" and profiles.beside("0", None) == ""
+
+
+def test_recent_profiles_are_the_users_own_and_still_there(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert recent() == []
+    for path in (paths[0], paths[1], paths[0]):
+        remember(path)
+    assert recent() == [paths[0], paths[1]]
+    file = tmp_path / "state" / "ipuscope" / "recent.json"
+    assert file.stat().st_mode & 0o077 == 0
+    os.remove(paths[0])
+    assert recent() == [paths[1]]
+    for wrong in ("no json", "{}", json.dumps(["relative", 3, None])):
+        file.write_text(wrong)
+        assert recent() == []
+
+
+def test_views_are_saved_beside_a_profile_and_are_of_it_only(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Profiles(named=paths).get("1")
+    file = paths[1].with_name("views.json")
+    view = ("a note", "/timeline?marks=5")
+    assert palette.saved(report) == [] and palette.save(report, [view]) == ""
+    assert palette.saved(report) == [view]
+    file.write_text(
+        json.dumps({"views": [{"note": "<b>", "address": one} for one in ("//x", "http:", "/a")]})
+    )
+    assert palette.saved(report) == [("<b>", "/a")]
+    assert "characters" in palette.save(report, [("", "https://elsewhere")])
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    assert "is not yours" in palette.save(report, [view]) and palette.saved(report) == [
+        ("<b>", "/a")
+    ]
+
+
+@pytest.mark.browser
+def test_another_profile_is_opened_and_compared_from_any_page(
+    chromium: Any, paths: list[Path]
+) -> None:
+    """From the page of runs, from the choice above a page, by the palette and by a saved view."""
+    profiles = Profiles(named=paths[:3], more=paths[3:])
+    assert of_runs(profiles).note == "3 runs; nothing differs"
+    with serving(app_of(profiles)) as address, chromium.new_context() as context:
+        context.new_page()
+        with tab(context, address) as view:
+            page = view.open("/runs")
+            page.locator("#runs-table .ag-row [col-id=place]", has_text="b").click()
+            page.get_by_role("link", name="Open b").click()
+            page.wait_for_selector("#head >> text=runs/b")
+            page.keyboard.press("Control+k")
+            page.locator("#palette input").fill("compare with elsewhere")
+            page.locator("#palette-found button").first.click()
+            page.wait_for_selector("#compare-grid .ag-row")
+            assert view.query()["profile"] == "1" and view.query()["with"] in profiles.more
+            assert str(paths[3]) in page.inner_text("#page")
+            page.locator("main .controls button.dash-dropdown").first.click()
+            page.get_by_role("option", name="c", exact=True).click()
+            page.wait_for_selector("#head >> text=runs/c")
+            view.wait("document.querySelector('nav.side').innerHTML.includes('profile=2')")
+            page = view.open("/timeline?profile=2&marks=7&tracks=IPU+1")
+            assert view.plot("timeline-rows", "plot.layout.meta.lanes.map((one) => one[0])") == [1]
+            page.click("#views")
+            page.locator("#views-field input").fill("a note")
+            page.click("#views-save")
+            page.locator("#views-list a", has_text="a note").wait_for()
+            view.open("/?profile=2")
+            page.keyboard.press("v")
+            page.locator("#views-list a", has_text="a note").click()
+            view.wait("document.querySelector('#timeline-rows .main-svg')")
+            asked = {name: view.query().get(name) for name in ("profile", "marks", "tracks")}
+            assert asked == {"profile": "2", "marks": "7", "tracks": "IPU 1"}
+            assert view.complaints == []

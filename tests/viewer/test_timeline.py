@@ -12,11 +12,12 @@ import pytest
 
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.report.query import Answer, select
-from ipuscope.viewer.figures import counters, flame, marks, pipeline, theme, trace
+from ipuscope.viewer.figures import counters, flame, pipeline, theme, trace
+from ipuscope.viewer.figures import drawing as drawings
 from ipuscope.viewer.figures import lanes as laning
-from ipuscope.viewer.figures.marks import Selection
+from ipuscope.viewer.figures.drawing import Selection
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, costs, details, query, selection, tables, timespan
+from ipuscope.viewer.pages import common, costs, details, hits, query, tables, timespan
 from ipuscope.viewer.pages.timespan import Arrangement
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
@@ -78,7 +79,7 @@ def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     lanes = timespan.lanes_of(profiles, report, 0, 0)
     drawing = pipeline.drawing(lanes, CLOCK, LIGHT)
     before = len(drawing.layout["shapes"]), len(drawing.layout["annotations"])
-    marks.marked(drawing, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
+    drawings.marked(drawing, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
     figure = drawing.checked()
     assert len(figure.layout.shapes) == before[0] + 3
     assert [note.text for note in figure.layout.annotations[before[1] :]] == [
@@ -174,7 +175,7 @@ def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Prof
     }
     assert sum(cycles for one in each for _, cycles, _ in one) == sum(whole.values())
     assert timespan.ipus_in(rows, (1, 2)) == [1, 2]
-    assert selection.aggregated(report, report.spent(0, [], 0, between), "operator") == []
+    assert hits.aggregated(report, report.spent(0, [], 0, between), "operator") == []
 
 
 def _of_steps(rows: trace.Trace) -> np.ndarray:
@@ -372,7 +373,7 @@ def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles
     from ipuscope.profiler.analysis import hierarchy
 
     shown = hierarchy.visible(nodes, (), 1 / 1400)
-    figure = flame.drawn(shown, (), str, LIGHT, bytes_of=False, compared=False)
+    figure = flame.drawn(shown, (), str, LIGHT, bytes_of=False, compared=False).checked()
     ids = set(figure.data[0].ids)
     assert len(ids) == len(figure.data[0].ids)
     assert set(figure.data[0].parents) - {""} <= ids

@@ -16,6 +16,7 @@ window.dash_clientside.viewer = {
       setTimeout(() => window.dash_clientside.set_props({ page: 'query', param: 'query' }, { value: 'open' }));
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
+    window.ipuscopeDrawn = window.location.search;
     return window.ipuscopeHere();
   },
 
@@ -25,8 +26,9 @@ window.dash_clientside.viewer = {
     const own = ids.filter((one) => one.id.page !== 'query');  // its drawer is beside every page
     const query = new URLSearchParams();
     const shown = window.location.pathname.replaceAll('/', '') || 'summary';
-    // Of a page that was left meanwhile.
-    if (!own.length || own[0].id.page !== shown) { return window.dash_clientside.no_update; }
+    // Of a page, or of a step in the browser's history, that was left meanwhile.
+    const left = window.location.search !== window.ipuscopeDrawn;
+    if (!own.length || own[0].id.page !== shown || left) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
       if (value !== undefined && value !== null && !Number.isNaN(value) && String(value) !== '') {
@@ -43,11 +45,11 @@ window.dash_clientside.viewer = {
     const push = moved && before.has('profile') && now - (window.ipuscopeMoved || -1e9) > 700;
     if (moved) { window.ipuscopeMoved = now; }
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
+    window.ipuscopeDrawn = window.location.search;
     window.ipuscopeKeep(query);
     window.ipuscopeRefused(query);
-    if (before.has('profile') && query.has('profile') && before.get('profile') !== query.get('profile')) {
-      window.ipuscopeAnew(query);
-    }
+    const other = (name) => before.has('profile') && (before.get(name) || '') !== (query.get(name) || '');
+    if (other('profile') || other('with')) { window.ipuscopeAnew(query, other('profile')); }
     return address;
   },
 
@@ -89,9 +91,10 @@ window.ipuscopeHere = () => ({
 
 // Another profile was chosen: the whole page is that one's, head and choices too. What is a number of the one that was
 // shown (an operator, a point, a split) is nothing in the other.
-window.ipuscopeAnew = function (query) {
-  ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select'].forEach((name) => query.delete(name));
+window.ipuscopeAnew = function (query, profile) {
+  (profile ? ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select', 'rows'] : []).forEach((name) => query.delete(name));
   window.history.replaceState(window.history.state, '', window.location.pathname + '?' + query);
+  window.ipuscopeDrawn = window.location.search;
   window.dash_clientside.set_props('where', { data: window.ipuscopeHere() });
 };
 
@@ -120,7 +123,7 @@ window.ipuscopeRedirect = function () {
 // unit, call, iteration and window on those of time, IPU and tile on those of memory; on the timeline
 // the IPU may be all of them.
 const shared = [
-  { pages: null, names: ['profile'] },
+  { pages: null, names: ['profile', 'with'] },
   { pages: ['/timeline'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
   { pages: ['/', '/timeline', '/rebalance'], names: ['batch'] },
 ];
@@ -131,7 +134,7 @@ const chips = { pages: ['/memory', '/timeline'], every: ['/timeline'], value: ''
 
 const on = (group, path) => !group.pages || group.pages.includes(path);
 // A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
-const carried = ['profile', 'unit', 'run', 'iteration'];
+const carried = ['profile', 'with', 'unit', 'run', 'iteration'];
 window.ipuscopeCarry = function () {
   const query = new URLSearchParams(window.location.search), path = window.location.pathname, before = String(query);
   shared.filter((group) => on(group, path)).forEach((group) => {
@@ -383,8 +386,29 @@ window.ipuscopeKeep = function (query) {
     if (target.closest?.('#query')) { query('open'); }
     if (target.closest?.('#query-close')) { window.dash_clientside.set_props({ page: 'query', param: 'sql' }, { value: '' }); query(''); }
     if (target.closest?.('#find')) { palette(); }
+    if (target.closest?.('#views-dialog a')) { document.getElementById('views-dialog').close(); }
+    views(target);
+    const profile = target.closest?.('[data-profile], [data-with]')?.dataset;
+    if (profile) { show(profile); }
     if (target.closest?.('#palette a, #palette button')) { document.getElementById('palette').close(); }
   });
+  // Saved views: the server has them beside the profile, and learns here which address is shown.
+  const shown = () => window.location.pathname + window.location.search;
+  function views(target) {
+    const ask = (data) => window.dash_clientside.set_props('views-asked', { data: { ...data, at: Date.now() } });
+    const one = target.closest?.('button'), remove = one?.dataset.unsave;
+    if (one?.id === 'views') { field('views-field', 'A note'); document.getElementById('views-dialog').showModal(); ask({}); }
+    else if (one?.id === 'views-save') { ask({ note: field('views-field', 'A note').value, address: shown() }); }
+    else if (one?.id === 'views-copy') { navigator.clipboard.writeText(window.location.origin + shown()); }
+    else if (remove !== undefined) { ask({ remove: Number(remove) }); }
+  }
+  // Another profile on this page, or, where the page compares none, on Compare.
+  function show({ profile, with: other }) {
+    const page = window.location.pathname.replaceAll('/', '') || 'summary', here = new URLSearchParams(window.location.search);
+    if (profile) { window.dash_clientside.set_props({ page, param: 'profile' }, { value: profile }); return; }
+    if (['compare', 'costs', 'memory'].includes(page)) { window.dash_clientside.set_props({ page, param: 'with' }, { value: other }); return; }
+    window.dash_clientside.set_props('url', { pathname: '/compare', search: '?' + new URLSearchParams({ profile: here.get('profile') || '0', with: other }) });
+  }
   const actions = [
     ['Light or dark', press('theme')], ['Query in a drawer', () => query('open')], ['Keys', press('keys')],
     ['Show all of the time', () => window.ipuscopeTimeline.fit()], ['Mark the time', () => window.ipuscopeTimeline.mark()],
@@ -405,21 +429,23 @@ window.ipuscopeKeep = function (query) {
       return button;
     }));
   }
-  function paletteField() {
-    const place = document.getElementById('palette-field');
+  // A field of a dialog, made once. Dash's own resets its value while one types.
+  function field(id, words, typed) {
+    const place = document.getElementById(id);
     if (place.firstChild) { return place.firstChild; }
-    const field = document.createElement('input');
-    field.placeholder = 'Find anything';
-    field.setAttribute('aria-label', field.placeholder);
-    let pause = 0;
-    field.addEventListener('input', () => {
-      actionsFor(field.value.toLowerCase());
-      clearTimeout(pause);
-      pause = setTimeout(() => window.dash_clientside.set_props('palette-words', { data: field.value }), 150);
-    });
-    place.append(field);
-    return field;
+    const made = document.createElement('input');
+    made.placeholder = words;
+    made.setAttribute('aria-label', words);
+    if (typed) { made.addEventListener('input', () => typed(made.value)); }
+    place.append(made);
+    return made;
   }
+  let pause = 0;
+  const paletteField = () => field('palette-field', 'Find anything', (words) => {
+    actionsFor(words.toLowerCase());
+    clearTimeout(pause);
+    pause = setTimeout(() => window.dash_clientside.set_props('palette-words', { data: words }), 150);
+  });
   function palette() {
     const dialog = document.getElementById('palette');
     if (!dialog || dialog.open) { return; }
@@ -450,7 +476,7 @@ window.ipuscopeKeep = function (query) {
   document.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) { return; }
     const dialog = document.getElementById('shortcuts');
-    if (document.getElementById('palette')?.open) { return; }
+    if (document.querySelector('dialog[open]:not(#shortcuts)')) { return; }
     if (dialog && dialog.open) {
       if (event.key === '?') { dialog.close(); }
       return;
@@ -461,6 +487,7 @@ window.ipuscopeKeep = function (query) {
     const link = links.find((one) => one.title.endsWith(`(${event.key})`));
     if (link) { link.click(); }
     else if (event.key === 'q') { query('open'); }
+    else if (event.key === 'v') { document.getElementById('views').click(); }
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {

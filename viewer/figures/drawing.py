@@ -7,11 +7,17 @@ plotly's graph objects check and copy properties, which takes longer than to fin
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
+
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.movement import streaming_steps
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
 
 _TYPES = {"float32": "f4", "float64": "f8"}  # whole numbers are few
 
@@ -86,3 +92,118 @@ def _sent(value: Any) -> Any:
         rows = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
         return {"dtype": _TYPES[str(value.dtype)], "bdata": data, **rows}
     return value
+
+
+# -- marks and selections ---
+
+
+MOST_MARKS = 26  # each has a letter
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A range of time in cycles, and a range of rows (first, last), or None for all rows."""
+
+    low: int
+    high: int
+    rows: tuple[int, int] | None = None
+
+
+def marked(
+    figure: Drawing,
+    marks: Sequence[int],
+    selection: Selection | None,
+    clock: Clock,
+    theme: Theme,
+) -> None:
+    """Add lines and letters at marks (cycles) and a selection's frame; existing shapes stay."""
+    if not marks and selection is None:
+        return
+    shapes: list[Any] = list(figure.layout.get("shapes", ()))
+    notes: list[Any] = list(figure.layout.get("annotations", ()))
+    for at, mark in enumerate(marks[:MOST_MARKS]):
+        x = mark * clock.scale
+        shapes.append(vertical(x, {"color": theme.text, "width": 1.5, "dash": "dash"}))
+        notes.append(
+            {
+                "x": x,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "top",
+                "text": f"<b>{chr(ord('A') + at)}</b>",
+                "showarrow": False,
+                "bgcolor": theme.text,
+                "font": {"color": theme.card, "size": 11},
+                "borderpad": 2,
+            }
+        )
+    if selection is not None:
+        rows = selection.rows
+        shapes.append(
+            {
+                "type": "rect",
+                "x0": selection.low * clock.scale,
+                "x1": selection.high * clock.scale,
+                "y0": 0 if rows is None else rows[0] - 0.5,
+                "y1": 1 if rows is None else rows[1] + 0.5,
+                "yref": "paper" if rows is None else "y",
+                "fillcolor": theme.accent,
+                "opacity": 0.18,
+                "line": {"color": theme.accent, "width": 2},
+            }
+        )
+    figure.update_layout(shapes=shapes, annotations=notes)
+
+
+# -- legends ---
+
+
+_Figure = TypeVar("_Figure", go.Figure, Drawing)
+_NARROW = 620  # pixels of a figure
+_ROW = 19  # pixels
+_ENTRY, _NARROW_ENTRY = 192, 165  # pixels
+_FROM_EDGE = 14  # pixels
+HOST, HOST_AND_STREAMS = "host I/O", "host I/O, streaming memory"
+_NARROW_LOOK = {"font": {"size": 11}}
+_SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
+
+
+def with_streams(figure: Drawing, report: Report) -> Drawing:
+    """Name what has the colour of host I/O, where streaming memory has it too."""
+    if len(streaming_steps(report)):
+        for trace in figure.data:
+            if trace["name"] == HOST:
+                trace["name"] = HOST_AND_STREAMS
+    return figure
+
+
+def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
+    """Put the legend over the whole ``width``, names of lanes included; ``below``: pixels under it.
+
+    Plotly gives it the lanes' width, unless it begins left of them and ends above, and moves them
+    to the right if it begins less than 12 pixels from the edge.
+    """
+    names = {trace["name"] for trace in figure.data if _listed(trace)}
+    squares = any(trace["type"] == "bar" for trace in figure.data)
+    height, margin, narrow = figure.layout["height"], figure.layout["margin"], width < _NARROW
+    columns = max(1, (width - margin["r"]) // (_NARROW_ENTRY if narrow else _ENTRY))
+    top = below + _ROW * -(-len(names) // columns) + 12
+    high = max(1, height - margin["t"] - margin["b"])
+    legend: dict[str, Any] = {
+        "orientation": "h",
+        "y": 1 + below / high,
+        "yanchor": "bottom",
+        "x": (_FROM_EDGE - margin["l"]) / max(1, width - margin["l"] - margin["r"]),
+        "xanchor": "left",
+        "traceorder": "normal",
+        "itemwidth": 30,
+        **(_NARROW_LOOK if narrow else {"font": {"size": 12}}),
+        **(_SQUARES if narrow and squares else {}),
+    }
+    whole = height + top - margin["t"]
+    figure.update_layout(margin={"t": top}, height=whole, legend=legend)
+    return figure
+
+
+def _listed(trace: Any) -> bool:
+    return "showlegend" not in trace or trace["showlegend"] is not False

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import plotly.graph_objects as go
-
 from ipuscope.profiler.analysis.hierarchy import MIXED, Node, Path
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.memory import fill
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
@@ -55,7 +54,7 @@ def drawn(
     theme: Theme,
     bytes_of: bool,
     compared: bool,
-) -> go.Figure:
+) -> Drawing:
     """Draw the nodes below ``at`` (`hierarchy.visible`), each as wide as its sum.
 
     ``words`` formats a number. Colours: memory's with ``bytes_of``, else those of IPU activities;
@@ -85,14 +84,11 @@ def drawn(
         "textinfo": "label+percent root",
     }
     depth = max(len(one.path) for one in nodes) - len(at) + 1
-    figure = go.Figure(
-        go.Icicle(**what, tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1})
-    )
+    look = {"tiling": {"orientation": "v", "pad": 0}, "leaf": {"opacity": 1}}
     margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
     small = {"minsize": 10, "mode": "hide"}
-    return figure.update_layout(
-        theme.layout(max(200, _ROW * depth + 70), margin=margin, uniformtext=small)
-    )
+    layout = theme.layout(max(200, _ROW * depth + 70), margin=margin, uniformtext=small)
+    return Drawing([{"type": "icicle", **what, **look}], layout)
 
 
 def _short(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ class Lanes:
     origin: int  # cycles; 0 on the x-axis
     beside_rows: Rows  # of the tasks that lie over others
     path: CriticalPath
-    lane: np.ndarray  # of each IPU
+    lane: np.ndarray  # of each IPU, -1 where it has none
     names: tuple[str, ...]  # of the lanes, short
     shown: np.ndarray  # the IPU that each lane shows
     arranged: tuple[Lane, ...]
@@ -192,6 +193,7 @@ def lanes(
     pinned: Sequence[int] = (),
     path: CriticalPath | None = None,
     shards: int = 1,
+    named: str = "",
 ) -> Lanes:
     """From `Report.tasks`, `.executed`, `.pipeline_cycles` and `.stages` of a device iteration.
 
@@ -200,7 +202,7 @@ def lanes(
     critical path. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with lanes of their
     own, above the others. ``path``: the chain through the tasks, if known. ``shards``: IPUs that
     share a stage's tensors, one lane; it is opened by the number of its IPU after those of all
-    IPUs.
+    IPUs. ``named``: only lanes with one of these words (`has_name`); all if none has.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
@@ -219,18 +221,27 @@ def lanes(
     row = np.full(count, -1)
     row[[one.shown for one in arranged]] = np.arange(len(arranged))
     arranged = [one for several in of_each for one in several]
+    labels = [lane_label(one, stages) for one in arranged]
+    chosen = [at for at, one in enumerate(arranged) if has_name(one, stages, named)]
+    if named and chosen:
+        again = again[chosen]
+        arranged, labels = [arranged[at] for at in chosen], [labels[at] for at in chosen]
     shown = np.array([one.shown for one in arranged], dtype=np.int64)
-    lane = np.zeros(count, dtype=np.int64)
+    lane = np.full(count, -1)
     for at, one in reversed(list(enumerate(arranged))):
         lane[one.members] = at
+    if len(path.ipu) and named:
+        there = lane[path.ipu] >= 0
+        path = CriticalPath(path.ipu[there], path.start[there], path.end[there])
+    of_steps = first_of_each(shown)[1]
     known = StepRows.of(steps, dict.fromkeys(shown.tolist()))
     return Lanes(
         tasks,
         steps,
         cycles,
         _rows(_times_of(tasks), code, row, ~beside).only(again),
-        known.rows.only(again),
-        tuple(lane_label(one, stages) for one in arranged),
+        known.rows.only(of_steps),
+        tuple(labels),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(_times_of(tasks), code, row, beside).only(again),
         path,
@@ -238,7 +249,7 @@ def lanes(
         tuple(one.name for one in arranged),
         shown,
         tuple(arranged),
-        again,
+        of_steps,
     )
 
 
@@ -326,6 +337,21 @@ def spans(ipus: np.ndarray) -> str:
     ]
     more = f" +{len(parts) - 1} replicas" if len(parts) > 2 else ""
     return "IPU " + (parts[0] + more if more else ", ".join(parts))
+
+
+def has_name(lane: Lane, stages: pd.DataFrame, words: str) -> bool:
+    """Whether a lane's IPUs, stages or Blocks have one of some words, which "|" separates.
+
+    A word that ends in a number is a whole number's: ``IPU 1`` is none of IPU 12.
+    """
+    here = stages[stages["ipu"].isin(lane.members % max(1, int(stages["ipu"].max()) + 1))]
+    of_stages = [f"stage {row.stage}: {row.blocks}" for row in rows_of(here)]
+    names = "; ".join([lane.name, *(f"IPU {ipu}" for ipu in lane.members), *of_stages]).lower()
+    asked = [word.strip().lower() for word in words.split("|") if word.strip()]
+    ends = [
+        rf"{re.escape(word)}(?!\d)" if word[-1].isdigit() else re.escape(word) for word in asked
+    ]
+    return any(re.search(one, names) for one in ends)
 
 
 def lane_label(lane: Lane, stages: pd.DataFrame) -> str:

@@ -15,9 +15,8 @@ from plotly.subplots import make_subplots
 
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.drawing import Drawing, above, vertical
+from ipuscope.viewer.figures.drawing import Drawing, above, legend_above, vertical
 from ipuscope.viewer.figures.lanes import FEW
-from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from ipuscope.viewer.figures.units import as_array, plain
 

@@ -10,7 +10,6 @@ from ipuscope.profiler.analysis import critical_path, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.viewer.figures import bars, memory, pipeline, theme
 from ipuscope.viewer.figures import peak as peak_figures
-from ipuscope.viewer.figures import regions as region_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
 from ipuscope.viewer.figures.theme import Theme
@@ -62,7 +61,7 @@ class Figures:
     def alike(self, by: str = "stage") -> go.Figure:
         """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""
         found = regions.regions(self._report, by)
-        return self._carded(region_figures.spread(found, self._clock, self._theme))
+        return self._carded(peak_figures.spread(found, self._clock, self._theme))
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""

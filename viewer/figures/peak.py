@@ -9,11 +9,13 @@ import numpy as np
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.operators import EXCHANGE_BYTES_PER_CYCLE
 from ipuscope.profiler.analysis.peak import MACS_PER_CYCLE, PARTS, VECTOR_PER_CYCLE, Peak
+from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.report import number
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.bars import SPACER
 from ipuscope.viewer.figures.drawing import Drawing, beside
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, Theme
+from ipuscope.viewer.figures.units import Clock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,12 +137,13 @@ def _ceilings(report: Report, x: np.ndarray) -> list[tuple[str, np.ndarray, str]
 
 def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> dict[str, Any]:
     text, last = [""] * len(x), int(np.flatnonzero(np.isfinite(y))[-1])
-    text[last if dash == "solid" else last // 2] = f"{name}  "  # a slope ends at another line
+    sloped = dash != "solid"  # it ends at another line: its name is below its upper half
+    text[2 * last // 3 if sloped else last] = f"  {name}" if sloped else f"{name}  "
     return {
         "type": "scatter",
         "mode": "lines+text",
         "text": text,
-        "textposition": "top left",
+        "textposition": "bottom right" if sloped else "top left",
         "textfont": {"size": 11, "color": theme.muted},
         "name": name,
         "x": x,
@@ -149,3 +152,62 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> d
         "hovertemplate": f"{name}: %{{y:.3s}} FLOPs a cycle<extra></extra>",
         "showlegend": False,
     }
+
+
+# -- what is repeated ---
+
+
+MOST_GROUPS = 12  # groups that are drawn
+_LETTERS = 28  # of a group's name
+
+
+def spread(found: Regions, clock: Clock, theme: Theme) -> Drawing:
+    """Cycles of each thing over the median of its group; slower ones stand out."""
+    groups = found.groups.head(MOST_GROUPS)
+    names = groups["group"].tolist()
+    things = found.things[found.things["group"].isin(names)]
+    row = things["group"].map({name: at for at, name in enumerate(names)}).to_numpy()
+    slow = (things["why"] != "").to_numpy()
+    hover = [
+        f"<b>{units.plain(one.name)}</b><br>{clock.both(int(one.cycles))}<br>{units.plain(one.why)}"
+        for one in units.rows_of(things)
+    ]
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": things["ratio"].to_numpy(),
+        "y": row + 0.3 * np.sin(np.arange(len(row))),  # apart, where many take the same
+        "text": hover,
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {
+            "size": 7,
+            "opacity": 0.7,
+            "color": np.where(slow, theme.limit, theme.accent),
+            "line": {"width": 0},
+        },
+    }
+    labels = [
+        f"{units.plain(units.shortened(one.group, _LETTERS))} × {one.count}<br>"
+        f"{units.plain(clock.short(float(one.median)))}"
+        for one in units.rows_of(groups)
+    ]
+    reach = max(0.02, 1.1 * float((things["ratio"] - 1).abs().max() if len(things) else 0))
+    layout = theme.frame(
+        84 + 40 * max(1, len(names)),
+        margin={"l": 190, "r": 16, "t": 12, "b": 48},
+        xaxis={
+            "title": {"text": "of the median of its group"},
+            "tickformat": ".0%" if reach > 0.05 else ".1%",
+            "tickangle": 0,
+            "nticks": 6,
+            "range": [1 - reach, 1 + reach],
+        },
+        yaxis={
+            "range": [len(names) - 0.5, -0.5],
+            "tickvals": list(range(len(names))),
+            "ticktext": labels,
+            "zeroline": False,
+        },
+        showlegend=False,
+    )
+    return Drawing([dots], layout)

@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.viewer.figures.drawing import Drawing, vertical
+from ipuscope.viewer.figures.drawing import Drawing, legend_above, vertical
 from ipuscope.viewer.figures.lanes import BESIDE, STRIP, TASK, CriticalPath, Lanes, codes
-from ipuscope.viewer.figures.legend import legend_above
-from ipuscope.viewer.figures.lod import FINEST, Pieces, Rows, inside
-from ipuscope.viewer.figures.slices import DRAWN, WIDE, Canvas, look, marker
+from ipuscope.viewer.figures.lod import (
+    DRAWN,
+    FINEST,
+    WIDE,
+    Canvas,
+    Pieces,
+    Rows,
+    inside,
+    look,
+    marker,
+)
 from ipuscope.viewer.figures.theme import ACTIVITIES, COMPUTE, Theme
 from ipuscope.viewer.figures.units import Clock, plain, rows_of, shortened, text_of
 
@@ -331,6 +339,7 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[di
     """The path of one micro-batch: an arrow from the end of each task to the start of the next."""
     code = codes(lanes.tasks, by_direction=True)
     tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
+    tasks = tasks[lanes.lane[tasks["ipu"].to_numpy()] >= 0]
     tasks = tasks.sort_values(["iteration", "start"], kind="stable")
     times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
     first = np.arange(len(times)) % 2 == 0

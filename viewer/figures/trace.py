@@ -17,12 +17,10 @@ from ipuscope.profiler.analysis.kinds import STREAMING
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.executed_steps import Names, Spent
 from ipuscope.viewer.figures import lod
-from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.drawing import Drawing, legend_above
 from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes
-from ipuscope.viewer.figures.legend import legend_above
-from ipuscope.viewer.figures.lod import Pieces, Rows
+from ipuscope.viewer.figures.lod import DRAWN, Canvas, Look, Pieces, Rows, look
 from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by, over_time
-from ipuscope.viewer.figures.slices import DRAWN, Canvas, Look, look
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from ipuscope.viewer.figures.units import Clock, plain, shortened, text_of
 

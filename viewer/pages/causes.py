@@ -41,7 +41,11 @@ def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
 
     @app.callback(Output(id, "children"), *common.param_input(page, "profile", "batch"))
     def show(profile: Any, batch: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
+        if report.imported:
+            return common.message(
+                "What is slow, by its causes, is not in this profile: it was imported."
+            )
         every = profiles.made(report, "insights", lambda: insights(report))
         shown = [one for one in every if batch == "change" or not one.changes_batch]
         hidden = len(every) - len(shown)

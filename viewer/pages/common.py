@@ -32,6 +32,7 @@ _NOUNS = {
     "follow": "micro-batch",
     "step": "program step",
     "stage": "stage",
+    "profile": "profile",
 }
 MOST_PARAMETERS = 50  # of an address
 _MOST_STAGES_NAMED = 4  # of an IPU in a choice
@@ -66,9 +67,19 @@ class View:
         return self.profiles.get(self.profile)
 
     @property
-    def profile(self) -> int:
-        """The number of the chosen profile."""
-        return self.number("profile", 0, 0, max(0, len(self.profiles) - 1))
+    def profile(self) -> str:
+        """The key of the chosen profile."""
+        keys = [*self.profiles.listed] or ["0"]
+        return self.text("profile", keys[0], keys)
+
+    @property
+    def beside(self) -> str:
+        """The key of the profile to compare with, "" if there is none."""
+        asked = self.params.get("with", "")
+        if asked and asked not in self.profiles.listed:
+            there, then = refused.names([*self.profiles.listed]), "Choose one above."
+            self.refuse("with", refused.refused("profile to compare with", asked, there, then))
+        return self.profiles.beside(self.profile, asked)
 
     def text(
         self, name: str, default: str, allowed: Sequence[str] | None = None, label: str = ""
@@ -133,7 +144,7 @@ class Page:
     layout: Callable[[View], Children]
     register: Callable[[Dash, Profiles], None] = field(default=lambda app, profiles: None)
     help: str = ""
-    shown: Callable[[Profiles], bool] = field(default=lambda profiles: True)  # in the list of pages
+    shown: Callable[[View], bool] = field(default=lambda view: True)  # in the list of pages
 
 
 def parse(search: str | None) -> dict[str, str]:
@@ -193,11 +204,6 @@ def only(view: View, name: str, value: str) -> Children:
 def hidden_state(page: str, name: str) -> Children:
     """State that no page's layout has, empty at first."""
     return dcc.Input(id=param_id(page, name), type="hidden", value="")
-
-
-def hidden_profile(view: View) -> Children:
-    """Which profile is shown, where there is no choice."""
-    return dcc.Input(id=param_id(view.page, "profile"), type="hidden", value=str(view.profile))
 
 
 def choice(
@@ -290,22 +296,21 @@ def number_field(view: View, name: str, label: str, low: int, high: int | None) 
 
 def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
     """The report and the IPU selected by two parameters."""
-    report = profiles.get(whole(profile, 0))
+    report = profiles.get(profile)
     return report, whole(ipu, 0, 0, report.target.ipus_per_replica - 1)
 
 
 def other_switch(view: View, label: str = "the other profile") -> Children:
     """With two profiles, whether the other one is shown beside the chosen one."""
-    if len(view.profiles) < 2:
+    if not view.beside:
         return hidden(view, "other", "hide")
     return switch(view, "other", label, (("hide", "hide"), ("show", "show")), "hide")
 
 
-def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
-    """The profile that is not chosen, where it is to be shown."""
-    return (
-        profiles.get(1 - whole(profile, 0, 0, 1)) if other == "show" and len(profiles) > 1 else None
-    )
+def other_of(profiles: Profiles, profile: Any, other: Any, asked: Any) -> Report | None:
+    """The profile ``asked`` for beside the chosen one, where it is to be shown."""
+    beside = profiles.beside(profile, asked)
+    return profiles.get(beside) if other == "show" and beside else None
 
 
 def control(label: str, child: Children) -> Children:
@@ -313,16 +318,42 @@ def control(label: str, child: Children) -> Children:
     return html.Div([html.Span(label, className="label"), child], className="control")
 
 
-def controls(view: View, *children: Children) -> Children:
-    """A page's controls; with two profiles, first the choice between them."""
+def controls(view: View, *children: Children, compares: bool = False) -> Children:
+    """A page's controls, first which profile it is of.
+
+    ``compares``: then the one that it is compared with.
+    """
+    state = {"profile": view.profile, "with": view.beside}
+    listed = names_of(view.profiles)
+    options = [{"value": key, "label": name} for key, name in listed.items()]
     which: list[Children] = []
-    if len(view.profiles) > 1:
-        folders = [view.profiles.get(at).path.parent for at in range(len(view.profiles))]
-        names = [(str(at), f"{'AB'[at]}: {name}") for at, name in enumerate(apart(folders))]
-        which = [choice(view, "profile", "profile", names, "0", wide=True)]
-    else:
-        which = [hidden_profile(view)]
+    for name, value in state.items():
+        if len(listed) < 2 or (name == "with" and not compares):
+            which.append(dcc.Input(id=param_id(view.page, name), type="hidden", value=value))
+            continue
+        others = [one for one in options if name == "profile" or one["value"] != view.profile]
+        field = dcc.Dropdown(
+            id=param_id(view.page, name),
+            options=others,
+            value=value or None,
+            clearable=False,
+            searchable=len(others) > 12,
+            placeholder="none",
+            className="wide",
+        )
+        which.append(control("compare with" if name == "with" else "profile", field))
     return html.Div([*which, *children], className="controls")
+
+
+def names_of(profiles: Profiles) -> dict[str, str]:
+    """The listed profiles by key: ``A: training``, or, where it was opened before, ``runs/old``."""
+    listed = profiles.listed
+    folders = apart([path.resolve().parent for path in listed.values()]) if listed else []
+    two = len(profiles.named) == 2
+    return {
+        key: (f"{'AB'[int(key)]}: " if two and key in profiles.named else "") + name
+        for key, name in zip(listed, folders, strict=True)
+    }
 
 
 def apart(folders: Sequence[Path]) -> list[str]:

@@ -36,21 +36,22 @@ _OPS = (
 
 def layout(view: View) -> Any:
     """The page."""
-    if len(view.profiles) < 2:
-        words = "One profile is open. Give two to compare them: ipu-report view A B"
-        return [common.controls(view), common.card("Compare", common.message(words))]
-    a, b = view.profiles.get(0), view.profiles.get(1)
+    if not view.beside:
+        words = "Choose the profile to compare with above."
+        if len(view.profiles) < 2:
+            words = "One profile is open. Give two to compare them: ipu-report view A B"
+        choice = common.controls(view, compares=True)
+        return [choice, common.card("Compare", common.message(words))]
+    a, b = view.profiles.pair(view.profile, view.beside)
     names = [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
     wrong = [common.message(f"{one.path}: {DAMAGED}", "warning") for one in (a, b) if one.damaged]
     return [
-        html.Div(
-            [
-                common.hidden_profile(view),
-                common.unit_switch(view),
-                common.search(view, "find", "find an operator"),
-                common.hidden(view, "at"),
-            ],
-            className="controls",
+        common.controls(
+            view,
+            common.unit_switch(view),
+            common.search(view, "find", "find an operator"),
+            common.hidden(view, "at"),
+            compares=True,
         ),
         html.Div(
             [
@@ -111,11 +112,11 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("compare-path", "figure"),
         Output("compare-trail", "children"),
-        *common.param_input(NAME, "unit", "at"),
+        *common.param_input(NAME, "profile", "with", "unit", "at"),
         common.theme_state(),
     )
-    def path(unit: Any, at: Any, where: Any) -> Any:
-        a, b = profiles.get(0), profiles.get(1)
+    def path(profile: Any, beside: Any, unit: Any, at: Any, where: Any) -> Any:
+        a, b = profiles.pair(profile, beside)
         theme, clock = common.theme_of(where), Clock(a.target.clock_hz, common.unit_of(unit))
         here = path_of(str(at or ""))[:2]
         frame = analysis.compare_paths(a, b, here)
@@ -130,11 +131,11 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         *(Output(f"compare-lanes-{name}", "figure") for name in "AB"),
-        *common.param_input(NAME, "unit"),
+        *common.param_input(NAME, "profile", "with", "unit"),
         common.theme_state(),
     )
-    def draw(unit: Any, where: Any) -> Any:
-        theme, both = common.theme_of(where), [profiles.get(0), profiles.get(1)]
+    def draw(profile: Any, beside: Any, unit: Any, where: Any) -> Any:
+        theme, both = common.theme_of(where), profiles.pair(profile, beside)
         clocks = [Clock(report.target.clock_hz, common.unit_of(unit)) for report in both]
         lanes = [
             with_steps(profiles, report, 0, 0, lanes_of(profiles, report, 0, 0))
@@ -154,10 +155,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         ]
 
     @app.callback(
-        Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state()
+        Output("compare-ops", "children"),
+        *common.param_input(NAME, "profile", "with", "find"),
+        common.theme_state(),
     )
-    def operators(find: Any, where: Any) -> Any:
-        frame = analysis.compare_ops(profiles.get(0), profiles.get(1))
+    def operators(profile: Any, beside: Any, find: Any, where: Any) -> Any:
+        frame = analysis.compare_ops(*profiles.pair(profile, beside))
         words = str(find or "").strip()
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
@@ -186,12 +189,15 @@ def _measures(a: Report, b: Report) -> Any:
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         both = [_amount(value, row.unit) for value in (row.a, row.b)]
+        name = (
+            f"{row.what}, cycles" if row.unit == "cycles" and "cycles" not in row.what else row.what
+        )
         sign = "+" if row.difference > 0 else ""
         cells = [*both, sign + units.minus(_amount(row.difference, row.unit)), ratio]
         rows.append(
             html.Tr(
                 [
-                    html.Td(row.what),
+                    html.Td(name),
                     *(html.Td(words, className="n") for words in cells),
                 ]
             )
@@ -206,7 +212,7 @@ def _amount(value: float, unit: str) -> str:
         return units.size(value)
     if unit == "share":
         return units.percent(value)
-    return f"{value:,.0f}" + (" cycles" if unit == "cycles" else "")
+    return f"{value:,.0f}"
 
 
 PAGE = Page(
@@ -215,5 +221,5 @@ PAGE = Page(
     layout,
     register,
     "Two profiles side by side",
-    lambda profiles: len(profiles) > 1,
+    lambda view: len(view.profiles) > 1,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ SORTS = (
 )
 _SORTED_BY = {"total": "total_cycles", "recompute": "recompute_cycles"}
 _SUMMED = ("total_cycles", "share", "recompute_cycles", "executions", "flops", "exchanged")
+_CEILINGS = ("of_roof", "why")  # of `profiler.analysis.roofline`, which takes as long as all else
 _OF_OPERATOR = [one.name for one in COLUMNS[1:]]
 
 
@@ -130,9 +131,13 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
         return _of_program(profiles, report, wanted)
 
     def made(one: Report) -> Operators:
-        key = ("operators", wanted.order, wanted.together)
-        frame = operators_of(profiles, one)
-        return profiles.made(one, key, lambda: Operators.of(frame, wanted.order, wanted.together))
+        key, of = ("operators", wanted.order, wanted.together), (wanted.order, wanted.together)
+
+        def make() -> Operators:
+            frame = analysis.operators(one, ceilings=False)
+            return Operators.of(one, frame, *of, lambda: operators_of(profiles, one)[[*_CEILINGS]])
+
+        return profiles.made(one, key, make)
 
     tree = made(report)
     before = {} if other is None else made(other).cycles_by_path
@@ -157,9 +162,9 @@ def operators_of(profiles: Profiles, report: Report) -> pd.DataFrame:
 class Operators:
     """Operators in a tree of groups.
 
-    ``frame``: `analysis.operators`; ``paths``: of groups, the root () first; ``above``: the groups
-    of each operator, int64[operator, depth], padded with -1; ``names``: of operators, below their
-    group.
+    ``frame``: `analysis.operators`, whose ``ceilings`` are read later; ``paths``: of groups, the
+    root () first; ``above``: the groups of each operator, int64[operator, depth], padded with -1;
+    ``names``: of operators, below their group.
     """
 
     frame: pd.DataFrame
@@ -167,12 +172,20 @@ class Operators:
     above: np.ndarray
     names: list[str]
     parents: np.ndarray = field(repr=False)
+    ceilings: Callable[[], pd.DataFrame]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, order: str, together: bool) -> Operators:
+    def of(
+        cls,
+        report: Report,
+        frame: pd.DataFrame,
+        order: str,
+        together: bool,
+        ceilings: Callable[[], pd.DataFrame],
+    ) -> Operators:
         """The tree of `analysis.operators` in an order of `hierarchy.ORDERS`."""
         numbers: dict[Path, int] = {(): 0}
-        of_path = hierarchy.paths_of(frame, order, together)
+        of_path = hierarchy.paths_of(frame, order, together, report if order == "stack" else None)
         deepest = max(map(len, of_path), default=1)
         above = np.full((len(of_path), deepest), -1)
         for row, path in enumerate(of_path):
@@ -180,7 +193,7 @@ class Operators:
                 above[row, depth] = numbers.setdefault(path[:depth], len(numbers))
         paths = [*numbers]
         parents = np.array([numbers[path[:-1]] if path else -1 for path in paths])
-        return cls(frame, paths, above, [path[-1] for path in of_path], parents)
+        return cls(frame, paths, above, [path[-1] for path in of_path], parents, ceilings)
 
     @property
     def cycles_by_path(self) -> dict[Path, int]:
@@ -215,8 +228,9 @@ class Operators:
             mask &= (frame["direction"] == wanted.direction).to_numpy()
         if wanted.find:
             named = np.zeros(len(frame), dtype=bool)
-            for column in ("name", "aten", "source", "why"):
-                words = frame[column].str
+            why = self.ceilings()["why"].reindex(frame.index)
+            for column in (*(frame[name] for name in ("name", "aten", "source")), why):
+                words = column.str
                 named |= words.contains(wanted.find, case=False, regex=False).to_numpy(dtype=bool)
             mask &= named
         if wanted.at:
@@ -281,7 +295,7 @@ class _Visible:
         self._leaves: dict[int, list[int]] = {}
         for row in tree.in_order(mask, by if by in tree.frame else "total_cycles"):
             self._leaves.setdefault(int(tree.above[row].max()), []).append(row)
-        self._columns = {name: tree.frame[name].tolist() for name in _OF_OPERATOR}
+        self._columns: dict[str, list[Any]] = {}
 
     def add(self, group: int, depth: int) -> None:
         """Add what is in a group, as far as there is room."""
@@ -296,6 +310,9 @@ class _Visible:
         for row in self._leaves.get(group, ()):
             if len(self.rows) >= _MOST:
                 return
+            if not self._columns:  # with the first operator that is shown
+                frame = self._tree.frame.join(self._tree.ceilings())
+                self._columns = {name: frame[name].tolist() for name in _OF_OPERATOR}
             number = int(self._tree.frame.index[row])
             opened = f"o{number}" in self._toggled
             values = {name: _plain(self._columns[name][row]) for name in _OF_OPERATOR}

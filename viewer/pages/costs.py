@@ -14,19 +14,19 @@ import pandas as pd
 from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis import hierarchy, regions
+from ipuscope.profiler.analysis import hierarchy, regions, source
 from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.analysis.regions import Regions
+from ipuscope.profiler.analysis.source import Margin
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
 from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import peak as peak_figures
-from ipuscope.viewer.figures import regions as region_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, cost_rows, refused, source, tables
+from ipuscope.viewer.pages import common, cost_rows, refused, tables
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details
 from ipuscope.viewer.pages.tables import Column
@@ -44,6 +44,7 @@ _ORDERS = (
     ("block", "Block, module, operator"),
     ("aten", "ATen, module, operator"),
     ("source", "source file, line, operator"),
+    ("stack", "call stack, line, operator"),
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"
@@ -62,6 +63,7 @@ _STEPS = (
     Column("tile_balance", "balance", ".0%", width=100),
     Column("bytes_in", "bytes in", ",.0f", width=110),
 )
+_OF_FLAME = ("measure", "order", "layers", "form", "at")
 _WHAT = ("profile", "order", "layers", "stage", "direction", "find", "sort", "at", "toggled")
 
 
@@ -90,6 +92,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "toggled", check=_no_row),
             common.hidden(view, "op", check=refused.no_row(report, records.Op, "operator", _CLICK)),
             common.hidden(view, "node", check=_no_step(report)),
+            compares=True,
         ),
         common.figure_card(
             "Costs by part",
@@ -240,11 +243,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("costs-grid", "columnDefs"),
         Output("costs-grid", "style"),
         Output("costs-trail", "children"),
-        *common.param_input(NAME, *_WHAT, "other"),
+        *common.param_input(NAME, *_WHAT, "other", "with"),
     )
     def rows(profile: Any, *values: Any) -> Any:
-        *what, other = values
-        report, second = _reports(profiles, profile, other)
+        *what, other, beside = values
+        report, second = _reports(profiles, profile, other, beside)
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
@@ -258,7 +261,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def chosen(profile: Any, op: Any, node: Any, where: Any) -> Any:
-        report, theme = profiles.get(common.whole(profile, 0)), common.theme_of(where)
+        report, theme = profiles.get(profile), common.theme_of(where)
         number, at_node = common.whole(op, -1), common.whole(node, -1)
         if at_node >= 0:  # without one, the steps need not be read
             at = np.flatnonzero(report.steps_in_order("program") == at_node)
@@ -270,8 +273,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         return operator_details(profiles, report, number, theme)
 
 
-def _reports(profiles: Profiles, profile: Any, other: Any) -> tuple[Report, Report | None]:
-    return profiles.get(common.whole(profile, 0)), common.other_of(profiles, profile, other)
+def _reports(profiles: Profiles, profile: Any, *other: Any) -> tuple[Report, Report | None]:
+    return profiles.get(profile), common.other_of(profiles, profile, *other)
 
 
 # -- the flame graph ---
@@ -321,20 +324,12 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         Output("flame-graph", "figure"),
         Output("flame-legend", "children"),
         Output("flame-parts", "children"),
-        *common.param_input(NAME, "profile", "measure", "order", "layers", "form", "other", "at"),
+        *common.param_input(NAME, "profile", "other", "with", *_OF_FLAME),
         common.theme_state(),
     )
-    def draw(
-        profile: Any,
-        measure: Any,
-        order: Any,
-        layers: Any,
-        form: Any,
-        other: Any,
-        at: Any,
-        where: Any,
-    ) -> Any:
-        report, second = _reports(profiles, profile, other)
+    def draw(profile: Any, other: Any, beside: Any, measure: Any, order: Any, *more: Any) -> Any:
+        layers, form, at, where = more
+        report, second = _reports(profiles, profile, other, beside)
         bytes_of = measure == "bytes" or not len(report.runs)
         over = order if order in hierarchy.ORDERS else "module"
         what = ("bytes" if bytes_of else "cycles", over, layers == "together")
@@ -344,7 +339,7 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         if form in regions.BY:
             clock, theme = Clock(report.target.clock_hz), common.theme_of(where)
             alike = profiles.made(report, ("regions", form), lambda: regions.regions(report, form))
-            return region_figures.spread(alike, clock, theme), [], _slower(alike)
+            return peak_figures.spread(alike, clock, theme), [], _slower(alike)
         here, lost = figures.path_of(str(at or "")), False
         if second is None and not here and what == ("cycles", "module", True):
             seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
@@ -363,7 +358,7 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         if over == "source" and not lost and not bytes_of:
             file = here[0] if here else ""
             listed = bool(file) and (report.ops["file"] == file).any()
-            parts = source.file_listing(report, file) if listed else source.hottest(report)
+            parts = file_listing(report, file) if listed else hottest(report)
         return figure, named, _lost(at, over, what[0]) if lost else parts
 
 
@@ -437,7 +432,7 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         ("FLOPs", f"{row['flops']:,}"),
         ("plan", row["plan"] or "nothing to choose"),
     ]
-    if context := source.around(report, str(row["file"]), int(row["line"])):
+    if context := around(report, str(row["file"]), int(row["line"])):
         rows.append(("line", context))
     if row["forward_op"] in report.ops.index:
         forward = int(row["forward_op"])
@@ -482,3 +477,83 @@ def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
 
 
 PAGE = Page("/costs", "Costs", layout, register, "Cycles and bytes by module, operator and step")
+
+
+# -- the source ---
+
+
+HEADS = ("forward", "backward", "update", "again", "bytes", "IPU", "", "")
+_MOST_LINES = 4000
+_HOTTEST = 12
+_AROUND = 3  # lines before and after an operator's
+
+
+def hottest(report: Report) -> Any:
+    """The lines with the most cycles; each leads to its operators."""
+    rows = source.lines(report)
+    shown = rows[rows["file"] != ""].head(_HOTTEST)
+    places = zip(shown["file"].tolist(), shown["line"].tolist(), strict=True)
+    entries = [
+        html.Li(
+            [
+                html.B(units.percent(row.share)),
+                html.Span(
+                    [
+                        common.source_link(file, line),
+                        " ",
+                        html.Code(source.line_of(report, file, line)),
+                        " ",
+                        common.link("in the timeline", "timeline", find=row.largest),
+                    ]
+                ),
+            ]
+        )
+        for (file, line), row in zip(places, units.rows_of(shown), strict=True)
+    ]
+    note = html.P("Of the cycles of all operators, by the line that makes them:", className="note")
+    return [note, html.Ol(entries, className="waits")]
+
+
+def file_listing(report: Report, file: str) -> Any:
+    """A file with the cost of each line; a line's number leads to its operators."""
+    lines = source.listing(report, file)
+    first = next((at for at, one in enumerate(lines) if one.costs is not None), 0)
+    lines = lines[max(0, first - _AROUND) :]  # lines above cost nothing
+    parts: list[Any] = [_source_table(file, lines[:_MOST_LINES])]
+    if file not in source.texts(report):
+        words = "The profile has no text of this file: its compile could not read it or left it out"
+        parts.insert(0, common.message(f"{words} (--no-source)."))
+    if len(lines) > _MOST_LINES:
+        parts.append(html.P(f"and {len(lines) - _MOST_LINES:,} lines more", className="note"))
+    return html.Div(parts, className="listing")
+
+
+def around(report: Report, file: str, line: int) -> Any:
+    """A line in its context; nothing if the profile does not have its text."""
+    if file not in source.texts(report):
+        return None
+    lines = source.listing(report, file)[max(0, line - 1 - _AROUND) : line + _AROUND]
+    return _source_table(file, lines, line)
+
+
+def _source_table(file: str, lines: list[Margin], here: int = 0) -> Any:
+    head = html.Tr([html.Th(name, className="n") for name in HEADS])
+    rows = [
+        html.Tr(_source_cells(file, one), className="here" * (one.number == here)) for one in lines
+    ]
+    return html.Table([html.Thead(head), html.Tbody(rows)], className="plain source")
+
+
+def _source_cells(file: str, one: Margin) -> list[Any]:
+    row = one.costs
+    margin = [""] * (len(HEADS) - 2)
+    if row is not None:
+        cycles = (row.forward_cycles, row.backward_cycles, row.update_cycles, row.recompute_cycles)
+        margin = [units.cycles(many) if many else "" for many in cycles]
+        margin += [units.size(row.bytes) if row.bytes else "", row.ipus]
+    number: Any = str(one.number)
+    if row is not None:
+        number = common.link(number, "costs", order="source", find=f"{file}:{one.number}")
+    heat = {"--heat": f"{100 * row.share:.1f}%"} if row is not None else None
+    cells: list[Any] = [html.Td(words, className="n") for words in margin]
+    return [*cells, html.Td(number, className="n"), html.Td(html.Code(one.text), style=heat)]

@@ -32,6 +32,7 @@ _MOVED = (
     Column("bytes", "bytes", ",.0f", width=118),
 )
 _FEW_TENSORS = 8
+_FEW_TILES = 6
 
 
 def task_details(
@@ -106,11 +107,9 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     vectors = report.step_tiles(int(step["step"]))
     links = html.P(common.separated(_links(step, op, vectors)))
     children: list[Any] = [common.facts(rows), links, *_moved(report, int(step["step"]), theme)]
-    for name, label in (
-        ("cycles", "cycles"),
-        ("bytes_in", "bytes received"),
-        ("bytes_out", "bytes sent"),
-    ):
+    children += _busiest(int(step["ipu"]), vectors)
+    measures = [("cycles", "cycles"), ("bytes_in", "bytes received"), ("bytes_out", "bytes sent")]
+    for name, label in measures if step["kind"] == "compute" else [*measures[1:], measures[0]]:
         values = vectors[name]
         if values is not None and values.any():
             chip = memory_figures.chip(values.astype(np.float32), float(values.max()), theme, label)
@@ -136,6 +135,25 @@ def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[An
         common.link("variables live then", "memory", ipu=ipu, step=step["position"]),
         common.link("in the timeline", "timeline", ipu=ipu, step=step["step"]),
     ]
+
+
+def _busiest(ipu: int, vectors: dict[str, np.ndarray | None]) -> list[Any]:
+    """The tiles that send and receive most in a step, largest first; nothing if none does."""
+    received, sent = vectors["bytes_in"], vectors["bytes_out"]
+    if received is None or sent is None or not (received.any() or sent.any()):
+        return []
+    most = np.lexsort((np.arange(len(sent)), -(received + sent)))[:_FEW_TILES].tolist()
+    heads = [html.Th(words, className="n") for words in ("busiest tiles", "received", "sent")]
+    rows = [
+        html.Tr(
+            [
+                html.Td(common.link(f"tile {tile}", "memory", ipu=ipu, tile=tile), className="n"),
+                *(html.Td(units.size(int(of[tile])), className="n") for of in (received, sent)),
+            ]
+        )
+        for tile in most
+    ]
+    return [html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")]
 
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:

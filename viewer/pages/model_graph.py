@@ -119,7 +119,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
     def draw(_: Any, where: Any) -> Any:
         values = {one["id"]["param"]: one.get("value") for one in ctx.inputs_list[0]}
         direction, layers, colour, there = (values.get(name) for name in PARAMS)
-        report = profiles.get(common.whole(values.get("profile"), 0))
+        report = profiles.get(values.get("profile"))
         try:
             split = split_of(values.get("profile"), values.get("starts"))[1]
         except ValueError:  # of a model without Blocks, or in phases

@@ -1,11 +1,16 @@
-"""The command palette: pages, operators, variables, stages and actions by name."""
+"""The command palette: pages, profiles, operators, variables, stages and actions by name."""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, dcc, html
+from dash import ALL, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.file import records
@@ -35,9 +40,21 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def find(words: Any, profile: Any) -> Any:
-        text = str(words or "").strip().lower()
-        report = profiles.get(common.whole((profile or [0])[0], 0))
-        return matches(report, text) if len(text) > 1 else []
+        text, shown = str(words or "").strip().lower(), (profile or [0])[0]
+        if len(text) < 2:
+            return []
+        return [*_listed(profiles, shown, text), *matches(profiles.get(shown), text)]
+
+
+def _listed(profiles: Profiles, shown: Any, words: str) -> list[Any]:
+    """Buttons that show another profile on this page, or compare with it."""
+    buttons = []
+    for key, name in common.names_of(profiles).items():
+        for kind, does in (("profile", "open"), ("with", "compare with")):
+            if key != profiles.key(shown) and words in f"{does} {name}".lower():
+                asks: Any = {f"data-{kind}": key}
+                buttons.append(html.Button([html.Span("profile"), f"{does} {name}"], **asks))
+    return buttons[: 2 * _MOST]
 
 
 def matches(report: Report, words: str) -> list[Any]:
@@ -75,3 +92,128 @@ def _with(names: Any, words: str) -> list[int]:
             if len(first_at) == _MOST:
                 break
     return list(first_at.values())
+
+
+# -- saved views ---
+
+
+FILE = "views.json"
+MOST, LONGEST, LONGEST_NOTE = 100, 4000, 200  # views; characters of an address, of a note
+_MOST_BYTES = MOST * 4 * (LONGEST + LONGEST_NOTE)
+_LISTED = ("profile", "with")
+View = tuple[str, str]  # note, and path with query
+
+
+def views_dialog() -> Any:
+    """The dialog; assets/viewer.js opens it and says what is asked for."""
+    named: Any = {"aria-labelledby": "views-title"}
+    parts = [
+        html.H2("Saved views", id="views-title"),
+        html.Div(id="views-field"),  # as in the palette: made in the browser
+        html.Div(
+            [
+                html.Button("Save this view", id="views-save", className="strong"),
+                html.Button("Copy link", id="views-copy", className="quiet"),
+                html.Button("Save as file", id="views-export", className="quiet", n_clicks=0),
+            ],
+            className="buttons",
+        ),
+        html.Div(id="views-list"),
+        dcc.Store(id="views-asked"),
+        dcc.Download(id="views-file"),
+    ]
+    return html.Dialog(parts, id="views-dialog", **named)
+
+
+def register_views(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the dialog."""
+    shown = State({"page": ALL, "param": "profile"}, "value")
+
+    @app.callback(
+        Output("views-list", "children"),
+        Input("views-asked", "data"),
+        shown,
+        prevent_initial_call=True,
+    )
+    def change(asked: Any, profile: Any) -> Any:
+        report = profiles.get((profile or [0])[0])
+        views, asked = saved(report), asked if isinstance(asked, dict) else {}
+        after = list(views)
+        if isinstance(asked.get("remove"), int) and 0 <= asked["remove"] < len(views):
+            del after[asked["remove"]]
+        elif asked.get("address"):
+            after.append((str(asked.get("note") or "a view"), _in_profile(asked["address"])))
+        words = "" if after == views else save(report, after)
+        words = words or f"In {_file(report)}, which travels with the profile."
+        key = profiles.key((profile or [0])[0])
+        return [html.P(words, className="note"), _views_listed(saved(report), key)]
+
+    @app.callback(
+        Output("views-file", "data"),
+        Input("views-export", "n_clicks"),
+        shown,
+        prevent_initial_call=True,
+    )
+    def export(_: Any, profile: Any) -> Any:
+        views = saved(profiles.get((profile or [0])[0]))
+        return {"content": _text(views), "filename": FILE, "type": "application/json"}
+
+
+def saved(report: Report) -> list[View]:
+    """The views beside a profile; those that are no address of a page are left out."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        with open(_file(report), "rb") as file:
+            rows = json.loads(file.read(_MOST_BYTES))["views"]
+        views = [(str(row["note"])[:LONGEST_NOTE], str(row["address"])) for row in rows[:MOST]]
+        return [one for one in views if _is_address(one[1])]
+    return []
+
+
+def save(report: Report, views: list[View]) -> str:
+    """Write the views beside a profile; why that cannot be, or ""."""
+    note, address = views[-1] if views else ("", "/")
+    if len(views) > MOST:
+        return f"There are {MOST} views at the most: remove one first."
+    if not _is_address(address) or len(note) > LONGEST_NOTE:
+        return f"A note may have {LONGEST_NOTE} characters, and an address {LONGEST:,}."
+    folder = _file(report).parent
+    try:
+        if folder.stat().st_uid != os.geteuid():
+            return f"{folder} is not yours: nothing is written there. Copy the link instead."
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write(_text(views))
+        os.replace(file.name, _file(report))
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror}. Copy the link instead."
+    return ""
+
+
+def _in_profile(address: object, **more: str) -> str:
+    """An address without which profiles it is of: numbers in this viewer's list."""
+    path, _, search = str(address).partition("?")
+    params = {name: value for name, value in common.parse(search).items() if name not in _LISTED}
+    return f"{path}?{common.query(**params, **more)}"
+
+
+def _text(views: list[View]) -> str:
+    rows = [{"note": note, "address": address} for note, address in views]
+    return json.dumps({"views": rows}, indent=1) + "\n"
+
+
+def _file(report: Report) -> Path:
+    return report.path.resolve().with_name(FILE)
+
+
+def _is_address(address: str) -> bool:
+    """Whether it is a path of this viewer, and not another host's address."""
+    plain = address.startswith("/") and not address.startswith(("//", "/\\"))
+    return plain and len(address) <= LONGEST and address.isprintable()
+
+
+def _views_listed(views: list[View], key: str) -> Any:
+    rows = []
+    for at, (note, address) in enumerate(views):
+        remove: Any = {"data-unsave": str(at), "aria-label": f"Remove {note}"}
+        button = html.Button("Remove", className="link", **remove)
+        rows.append(html.Li([dcc.Link(note, href=_in_profile(address, profile=key)), " ", button]))
+    return html.Ul(rows) if rows else []

@@ -97,7 +97,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def drawn(profile: Any, by: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         ipus = ipus_of(profiles, report)
         column, title = _BY.get(str(by), _BY["busy"])
         share = ipus[column].to_numpy(dtype=float)
@@ -112,7 +112,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def links(profile: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         loads = profiles.made(report, "link loads", lambda: analysis.link_loads(report))
         if not len(loads):
             return common.message("Nothing goes over links.")
@@ -123,7 +123,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         *common.param_input(NAME, "profile", "ipu"),
     )
     def chosen(profile: Any, number: Any) -> Any:
-        report, number = profiles.get(common.whole(profile, 0)), common.whole(number, -1)
+        report, number = profiles.get(profile), common.whole(number, -1)
         if number < 0:  # reading the IPUs in vain takes as long as finding one
             return ""
         ipus = ipus_of(profiles, report)
@@ -154,11 +154,11 @@ def _moved(most: int) -> Column:
     return Column("bytes", f"{unit} sent", ",.1f", width=120, scale=scale, tip=tip)
 
 
-def _several(profiles: Profiles) -> bool:
+def _several(view: View) -> bool:
     """Whether the IPUs are of two machines or more."""
-    if not len(profiles):
+    if not len(view.profiles):
         return False
-    report = profiles.get(0)
+    report = view.report
     return report.target.num_ipus * analysis.shards_of(report) > _OF_A_MACHINE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, dcc, html
 
@@ -15,9 +15,6 @@ from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NAME = "query"
 SECONDS = 10
@@ -170,7 +167,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def rows(profile: Any, sql: Any, where: Any) -> Any:
-        report = profiles.get(common.whole((profile or [0])[0], 0))
+        report = profiles.get((profile or [0])[0])
         try:
             answer = answer_of(report, sql)
         except queries.QueryError as error:
@@ -205,7 +202,7 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
     frame = answer.frame()
     columns = []
     for at, name in enumerate(frame.columns):
-        numbers = _numeric(frame[name])
+        numbers = queries.is_numeric(frame[name])
         whole = numbers and all(value is None or value % 1 == 0 for value in frame[name])
         form = "" if not numbers else ",.0f" if whole else ",.6g"
         columns.append(Column(f"c{at}", str(name), form, width=150 if numbers else 0))
@@ -216,12 +213,6 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
         html.P(more, className="note", role="status"),
         tables.table("query-table", shown, columns, theme, height=400),
     ]
-
-
-def _numeric(column: pd.Series) -> bool:
-    """Whether a column holds only numbers and NULLs, with at least one number."""
-    there = [value for value in column if value is not None]
-    return bool(there) and all(isinstance(value, (int, float)) for value in there)
 
 
 def _cell(value: object) -> object:

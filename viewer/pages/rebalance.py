@@ -32,7 +32,7 @@ from ipuscope.viewer.pages import (
     common,
     model_graph,
     refused,
-    schedules,
+    runs,
     timespan,
 )
 from ipuscope.viewer.pages.common import Page, View
@@ -54,6 +54,7 @@ def layout(view: View) -> Any:
             common.card("Rebalance", common.message(f"{sentence(str(error))}.")),
             model_graph.card(view, borders=False),
             _levers_card(view, "What else gains, each alone and several together."),
+            *runs.part(view),
         ]
     options = [str(n) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
     now = str(len(report.stages))
@@ -114,7 +115,8 @@ def layout(view: View) -> Any:
         ),
         *checked.card(view.profiles),
         _levers_card(view, "What each gives alone, and several together."),
-        *([schedules.card(view)] if pipelined(report) and len(report.stages) > 1 else []),
+        *([checked.schedules_card(view)] if pipelined(report) and len(report.stages) > 1 else []),
+        *runs.part(view),
     ]
 
 
@@ -209,7 +211,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def change(best: Any, back: Any, moves: Any, count: Any, starts: Any, profile: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         costs = costs_of(profiles, report)
         by = ctx.triggered_id
         if by is None or not ctx.triggered[0]["value"]:
@@ -232,7 +234,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def show(profile: Any, starts: Any, unit: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         costs = costs_of(profiles, report)
         clock = Clock(costs.machine.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
@@ -254,7 +256,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "batch")
     )
     def levers(profile: Any, batch: Any) -> Any:
-        report, may = profiles.get(common.whole(profile, 0)), batch == "change"
+        report, may = profiles.get(profile), batch == "change"
         try:
             advised = profiles.made(report, ("advised", may), lambda: _advised(report, may))
         except ValueError as error:
@@ -269,17 +271,17 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def save(clicks: Any, starts: Any, profile: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         return _saved(costs_of(profiles, report), starts) if clicks else no_update
 
     def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, Provenance]:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(profile)
         costs = costs_of(profiles, report)
         return costs, asked(costs, starts), Provenance.of(report)
 
     checked.register(app, profiles, split_of, NAME)
     model_graph.register(app, profiles, split_of, NAME)
-    schedules.register(app, profiles, split_of, NAME)
+    checked.register_schedules(app, profiles, split_of, NAME)
 
 
 def _advised(report: Report, may_change: bool) -> Advised:

@@ -32,7 +32,7 @@ def layout(view: View) -> Any:
     report, of = view.report, facts.facts(view.report)
     scheduled = bool(len(report.runs))
     machine = common.card("Machine and program", common.facts(_machine(of)))
-    options = common.card("Options", _options(view), note="as set for the run")
+    options = common.card("Options", *_options(report), note="as set for the run")
     return [
         common.controls(view),
         _numbers(of),
@@ -90,9 +90,8 @@ def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
         )
         for row in units.rows_of(rows)
     ]
-    what = "weight update" if report.meta["kind"] == "training" else "device iteration"
     chart = bars_card(
-        f"What a {what} waits for",
+        f"What {analysis.turn(report)} waits for",
         "waterfall",
         bar_figures.waterfall(critical.waterfall, clock, theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
@@ -131,7 +130,7 @@ _WHERE: dict[str, tuple[str, dict[str, str]]] = {
 
 def _confidence(report: Report) -> list[Any]:
     """How far the tiles' cycles likely are off, by class of operator."""
-    if not (all_of_it := confidence.likely(report)):
+    if not (all_of_it := confidence.likely(report, of_costs=False)):
         return []
     rows: list[tuple[str, Any]] = [("all operators", all_of_it)]
     for row in confidence.by_class(report).to_dict("records"):
@@ -152,13 +151,13 @@ def _numbers(of: facts.Facts) -> Any:
         boxes.append(("It does not fit", "so it does not run: see above"))
     elif one := of.speed:
         iteration = f"{of.turn}, {units.seconds(one.seconds)}"
-        batches = units.count(one.micro_batches, "micro-batch")
+        batches = f", {units.count(one.micro_batches, 'micro-batch')}" if one.micro_batches else ""
         rate = "samples, predicted"
         if one.likely is not None:
             rate += f"; likely {' to '.join(map(per_second, one.likely))}"
         boxes += [
-            (units.cycles(one.cycles) + " cycles", f"{iteration}, {batches}"),
-            (f"{per_second(one.samples_per_second)} / s", rate),
+            (units.cycles(one.cycles) + " cycles", iteration + batches),
+            *([(f"{per_second(one.samples_per_second)} / s", rate)] if batches else []),
             (units.percent(one.waiting), "of all IPUs' cycles are spent waiting"),
         ]
     later = [html.Div(id=f"summary-{name}") for name in ("mfu", "slowest", "fullest")]
@@ -170,6 +169,8 @@ def _box(value: str, words: str) -> list[Any]:
 
 
 def _mfu(report: Report, _: Theme, profiles: Profiles) -> Any:
+    if report.imported:
+        return _box("no MFU", "flops are not in this profile")
     top = peak.peak(report)
     if top is None or report.meta["state"] == "out of memory":
         return []
@@ -183,7 +184,8 @@ def _slowest(report: Report, _: Theme, profiles: Profiles) -> Any:
         return []
     which, _of, of_it = slow.name.partition(" (")
     its = f", {of_it.removesuffix(')')}" if of_it else ""
-    share = f", {units.percent(slow.on_path)} of the critical path" if len(report.runs) else ""
+    on_path = len(report.runs) and not report.imported  # whose path has no stages
+    share = f", {units.percent(slow.on_path)} of the critical path" if on_path else ""
     return _box(which, f"computes longest: {slow.ratio:.2f} × the mean{its}{share}")
 
 
@@ -236,11 +238,20 @@ def _cycles(report: Report, theme: Theme, profiles: Profiles) -> Any:
     )
 
 
-def _options(view: View) -> Any:
-    rows = [
-        html.Tr([html.Td(_breaking(name)), html.Td(str(value))])
-        for name, value in facts.set_options(view.report)
-    ]
+def _options(report: Report) -> list[Any]:
+    """The options that were set; the others are folded."""
+    changed = facts.set_options(report)
+    named = {name for name, _ in changed}
+    rest = [one for one in sorted(report.options.items()) if one[0] not in named]
+    title = f"{len(rest)} others, as they are by default"
+    if "changed" not in report.meta:
+        title = f"{len(rest)} options: this profile does not say which of them were set"
+    folded = html.Details([html.Summary(title, className="note"), _listed(rest)])
+    return [*([_listed(changed)] if changed else []), folded]
+
+
+def _listed(options: list[tuple[str, Any]]) -> Any:
+    rows = [html.Tr([html.Td(_breaking(name)), html.Td(str(value))]) for name, value in options]
     return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
 
 
@@ -272,7 +283,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             Output(id, "children"), *common.param_input(NAME, "profile"), common.theme_state()
         )
         def fill(profile: Any, where: Any) -> Any:
-            made = make(profiles.get(common.whole(profile, 0)), common.theme_of(where), profiles)
+            made = make(profiles.get(profile), common.theme_of(where), profiles)
             return made or html.Div()  # so that what waits for it sees that there is nothing
 
     for id, make in _LATER.items():

@@ -18,16 +18,14 @@ from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
-from ipuscope.viewer.figures import host as host_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
-from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes
-from ipuscope.viewer.figures.legend import with_streams
-from ipuscope.viewer.figures.marks import marked
+from ipuscope.viewer.figures.drawing import marked, with_streams
+from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
 from ipuscope.viewer.figures.theme import WAITING
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import causes, common, hits, refused, selection, timespan
+from ipuscope.viewer.pages import causes, common, hits, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details, task_details
 from ipuscope.viewer.pages.timespan import Arrangement, Window
@@ -99,7 +97,7 @@ def layout(view: View) -> Any:
         ),
         common.drawer(
             ("Chosen", common.filled("timeline-step")),
-            ("In sum", selection.sums(view, "timeline-kinds")),
+            ("In sum", hits.sums(view, "timeline-kinds")),
         ),
     ]
 
@@ -125,7 +123,7 @@ def _host(view: View) -> list[Any]:
         common.figure_card(
             "Host and IPUs",
             "timeline-host",
-            host_figures.host_timeline(lanes, ipus, view.theme),
+            counter_figures.host_timeline(lanes, ipus, view.theme),
             note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
     ]
@@ -239,6 +237,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
             *timespan.no_iteration(it.report, it.run, values[2]),
             *timespan.refusals(low, high, asked_marks, chosen, end, count),
             *(it.as_tasks() + it.left_out(profiles) if tasks is None else []),
+            *it.unnamed(profiles),
         ]
         measured = timespan.measured(marks, selected, it.clock)
         result = _search_result(it.rows, words, it.clock, named)
@@ -300,7 +299,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         lanes = timespan.ipus_in(rows, part) if tasks is None else timespan.lanes_in(tasks, part)
         shown = rows.ipu[rows.of_steps].tolist() if tasks is None else tasks.ipus
         executed = (it.run, it.iteration, rows.origin)
-        return selection.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
+        return hits.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
 
     @app.callback(
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
@@ -472,6 +471,17 @@ class Asked:
         what = (self.report, self.run, self.iteration or 0, self.arrangement)
         return timespan.left_out(profiles, *what)
 
+    def unnamed(self, profiles: Profiles) -> list[Any]:
+        """A message where no lane has the name that is asked for, so that all are shown."""
+        words, what = self.arrangement.named, (self.report, self.run, self.iteration or 0)
+        if not words or self.ipu is not None:
+            return []
+        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
+        if any(has_name(one, self.report.stages, words) for one in lanes.arranged):
+            return []
+        there, then = "they have IPUs, stages and Blocks in their names", "All are shown."
+        return [common.message(refused.refused("lane with", words, there, then), "warning")]
+
     def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
         """Executed steps of that name, if the rows over all time show tasks instead."""
         ipus = np.unique(self.rows.ipu).tolist()
@@ -504,15 +514,15 @@ def what_is_asked(
     ``window``: values of the parameters from and to, if its steps are wanted: ``each``, or those at
     a ``point``, unmerged.
     """
-    profile, run, iteration, span, ipu, level, lanes, opened, pins, unit = values
-    report = profiles.get(common.whole(profile, 0))
+    profile, run, iteration, span, ipu, level, *lanes, unit = values
+    report = profiles.get(profile)
     at = timespan.run_of(report, run)
     which = None if span == "call" else timespan.iteration_of(report, at, iteration)
     chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
     one = chip if chip >= 0 else None
     kind = "flame" if level == "modules" else "flat"
     level = level if level in dict(LEVELS) else "auto"
-    arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
+    arrangement = Arrangement.of(*lanes) if one is None else Arrangement()
     what = (profiles, report, at, which, one, kind, arrangement)
     rows, shown = timespan.rows_of(*what, each=each and window is None), None
     if window is not None:

@@ -25,9 +25,8 @@ from ipuscope.viewer.figures import lanes as lane_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as trace_figures
 from ipuscope.viewer.figures.counters import Track, tracks
-from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.drawing import MOST_MARKS, Drawing, Selection
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows
-from ipuscope.viewer.figures.marks import MOST_MARKS, Selection
 from ipuscope.viewer.figures.pipeline import MARGINS
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock, percent
@@ -36,10 +35,11 @@ from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
 MOST_PINS = 16
+_LONGEST = 200  # characters of the names of lanes
 MOST_IN_WINDOW = 200_000  # ... of a window, if there are more in all
 _EACH = 100_000  # steps: beyond so many, those narrower than a pixel are merged
 _COLUMNS = 2048  # pixels: few figures are wider
-LANES = ("lanes", "opened", "pins")
+LANES = ("lanes", "opened", "pins", "tracks")
 Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
 Ipus = Sequence[int] | np.ndarray
 
@@ -67,13 +67,17 @@ def lane_controls(view: View) -> list[Any]:
     """Controls to fold equal lanes, and to pin IPUs to their own lanes at the top."""
     count = view.report.target.num_ipus
     if count < 2:
-        return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
+        return [
+            common.hidden(view, "lanes", "all"),
+            *(common.hidden(view, name) for name in ("pins", "tracks")),
+        ]
     options = (("folded", "folded"), ("all", "each"))
     return [
         common.switch(view, "lanes", "like lanes", options, fold_default(view.report)),
         common.several(
             view, "pins", "pinned", [(str(ipu), f"IPU {ipu}") for ipu in range(count)], "no IPU"
         ),
+        common.search(view, "tracks", "lanes with (IPU 3 | layer7)"),
     ]
 
 
@@ -195,20 +199,22 @@ def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How lanes are arranged: folded or not, which are open, which IPUs are pinned."""
+    """How lanes are arranged: folded or not, which are open, pinned, and ``named``."""
 
     fold: bool = False
     opened: tuple[int, ...] = ()
     pinned: tuple[int, ...] = ()
+    named: str = ""
 
     @classmethod
-    def of(cls, lanes: Any, opened: Any, pins: Any) -> Arrangement:
+    def of(cls, lanes: Any, opened: Any, pins: Any, tracks: Any = "") -> Arrangement:
         """The arrangement that an address describes."""
         fold = lanes == "folded"
         return cls(
             fold,
             tuple(numbers(opened, MOST_PINS)),
             tuple(numbers(pins, MOST_PINS)),
+            str(tracks or "").strip()[:_LONGEST],
         )
 
 
@@ -221,12 +227,13 @@ def lanes_of(
 ) -> Lanes:
     """The lanes of a device iteration, without the steps (`with_steps`)."""
     how = (arrangement.fold, arrangement.opened, arrangement.pinned)
+    named = arrangement.named
 
     def make() -> Lanes:
         cycles = report.pipeline_cycles(run, iteration)
         more = chain(profiles, report, run, iteration), shards_of(report)
         tasks, none = report.tasks(run, iteration=iteration), Executed.nothing()
-        return lane_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
+        return lane_figures.lanes(tasks, none, cycles, report.stages, *how, *more, named)
 
     return profiles.made(report, ("lanes", run, iteration, arrangement), make)
 
@@ -446,7 +453,7 @@ def _row_of_ipus(
     row[ipus[ipus >= 0]] = first[ipus >= 0]
     if len(ipus) > 1:
         lanes = lanes_of(profiles, report, run, iteration, arrangement)
-        row = row[lanes.shown[lanes.lane]]
+        row = np.where(lanes.lane >= 0, row[lanes.shown[lanes.lane]], -1)
     return row
 
 

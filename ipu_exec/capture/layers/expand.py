@@ -180,7 +180,7 @@ class _Expansion:
             lambda value: value in forward or value in backward,
             _renamed(like.place, one.place),
             block=one.place.block,
-            line=(tuple(like.place.source), tuple(one.place.source)),  # type: ignore[arg-type]
+            line=(like.place.source[:2], one.place.source[:2]),
         )
         for theirs, own in zip(like.inputs, one.inputs, strict=True):
             copy.values[theirs] = self._value(own, self.all)
@@ -262,6 +262,7 @@ class _Expansion:
                 line,
                 copy.ops.get(op.forward_op, self.all.ops.get(op.forward_op, -1)),
                 op.attributes,
+                op.callers,
             )
         )
 

@@ -6,39 +6,67 @@ import bisect
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-_OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+import ipuscope
+
+MOST_CALLERS = 16
+_STANDARD = str(Path(contextlib.__file__).parent)
+_OWN_CODE = tuple(
+    str(folder)
+    for folder in (
+        Path(torch.__file__).parent,
+        Path(__file__).parents[2],
+        Path(ipuscope.__file__).parent,
+    )
+)
 
 
 class SourceLine(NamedTuple):
-    """A line of the user's code; ("", 0) if unknown."""
+    """A line of the user's code; ("", 0) if unknown.
+
+    ``callers``: the innermost `MOST_CALLERS` lines that lead to it, "file:line" each, outermost
+    first, separated by newlines.
+    """
 
     file: str = ""
     line: int = 0
+    callers: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else ""
 
 
+@lru_cache(maxsize=4096)
 def is_own_code(file: str) -> bool:
     """Whether a file belongs to torch or to this package, and not to the user."""
     return file.startswith(_OWN_CODE) or file.startswith("<")
 
 
 def source_line() -> SourceLine:
-    """The innermost line of the user's own code."""
+    """The innermost line of the user's own code, and its callers."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    lines: list[tuple[str, int]] = []
+    while frame is not None and len(lines) <= MOST_CALLERS:
         file = frame.f_code.co_filename
-        if not is_own_code(file):
-            return SourceLine(file, frame.f_lineno)
+        if not is_own_code(file) and (not lines or _may_call(file)):
+            lines.append((file, frame.f_lineno))
         frame = frame.f_back
-    return SourceLine()
+    if not lines:
+        return SourceLine()
+    callers = "\n".join(f"{file}:{line}" for file, line in lines[:0:-1])
+    return SourceLine(*lines[0], sys.intern(callers))
+
+
+@lru_cache(maxsize=4096)
+def _may_call(file: str) -> bool:
+    """Whether a file is neither Python's own nor a command, such as ``ipu-run``."""
+    return file.endswith(".py") and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 
 @contextlib.contextmanager

@@ -324,6 +324,7 @@ class Recorder(TorchDispatchMode):
             line=origin.source.line,
             forward_op=origin.forward_op,
             attributes=self._attributes(origin.forward_op),
+            callers=origin.source.callers,
         )
         for value in op.inputs:
             self._first_uses.setdefault(self.graph.values[value].storage, op.id)
@@ -371,7 +372,7 @@ class Recorder(TorchDispatchMode):
         refs = tuple(map(ValueRef, inputs))
         place = (self.direction, origin.block, origin.module, f"{origin.module}/{aten}")
         op = OpNode(number, aten, refs, (), tuple(inputs), values, (), *place)
-        op.file, op.line = origin.source
+        op.file, op.line, op.callers = origin.source
         op.forward_op = origin.forward_op
         self._name_outputs(op)
         self._note_annotations(op)
@@ -505,7 +506,7 @@ class Recorder(TorchDispatchMode):
             # a checkpointed layer runs again, and will have a backward of its own
             self._nodes.newest_is_of(forward)
         op = ops[forward]
-        return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
+        return Origin(forward, op.block, op.module, SourceLine(op.file, op.line, op.callers))
 
     def _forward_op(self, node: Any) -> int:
         """The forward operator of an autograd node (of an accumulation: the weight's first use)."""

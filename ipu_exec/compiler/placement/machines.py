@@ -22,6 +22,7 @@ def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
             wide_loads=options.wide_loads,
             fully_connected=options.fully_connected,
             shards=options.shards,
+            ipu_model=options.ipu_model,
         )
         for ipu in range(ipus)
     ]

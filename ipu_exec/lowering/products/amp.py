@@ -1,7 +1,8 @@
 """Cycles of the vertices that multiply and accumulate, and of reducing their partials.
 
 All functions take and return numpy arrays (or values that broadcast to them); cycles are tile
-cycles of one vertex: docs/cycles.md, from docs/cycles.md#amp-1x1 on.
+cycles of one vertex: docs/cycles.md, from docs/cycles.md#amp-1x1 on. The vendor's planner and its
+IPUModel estimate a vertex, which on hardware takes the instructions of its code: ``executed``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,33 @@ WORKERS = 6
 COEFFICIENT_BYTES_PER_CYCLE = 8
 MEMORY_ELEMENT_BYTES = 16_384  # docs/memory-model.md#contents-of-a-tile
 MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
+Rows = tuple[int, int, int, int, int]  # cycles for 0, 1, 2 and 3 rows, and each further one
+
+
+class _Worker(NamedTuple):
+    """Cycles of a worker of the AMP vertices."""
+
+    adding: Rows  # to a block of the 1 x 1 vertex
+    zeroing: Rows | None  # a first block; None: `adding`, and 2 and `zeroed` for each row
+    zeroed: int
+    first: int  # besides, of the first call ...
+    change: int  # and of one with another group of inputs
+    segment: Rows  # of the n x 1 vertex
+
+
+# [PL, lib/poplin/PerformanceEstimation.hpp]
+_ESTIMATED = {
+    "half": _Worker((15, 26, 35, 31, 4), (14, 25, 34, 30, 4), 0, 7, 3, (20, 32, 36, 37, 4)),
+    "half on MK1": _Worker((24, 39, 40, 41, 4), None, 2, 0, 0, (20, 32, 36, 37, 4)),
+    "float x 16": _Worker((24, 47, 46, 46, 8), None, 8, 0, 0, (20, 36, 47, 48, 8)),
+    "float x 8": _Worker((24, 47, 46, 46, 8), None, 4, 0, 0, (20, 36, 47, 48, 8)),
+}
+# instructions, counted in [PL, lib/poplin/codelets/asm], conv_partial_{1x1,nx1}_*.S
+_EXECUTED = _ESTIMATED | {
+    "half": _Worker((12, 26, 28, 27, 4), (10, 24, 25, 26, 4), 0, 14, 2, (16, 31, 36, 36, 4)),
+    "float x 16": _Worker((9, 44, 50, 52, 8), None, 8, 11, 3, (17, 45, 51, 57, 8)),
+    "float x 8": _Worker((10, 39, 42, 46, 8), None, 4, 10, 2, (17, 36, 42, 48, 8)),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +64,7 @@ class Unit:
     item_bytes: int
     partial_bytes: int
     wide_load: bool = False  # weights lie interleaved and are loaded 128 bits at a time
+    executed: bool = False  # vertices take their code's cycles, not those that are estimated
 
     @property
     def load(self) -> int:
@@ -43,9 +73,11 @@ class Unit:
         return self.in_group * self.out_group * self.item_bytes // rate
 
     @property
-    def retains(self) -> bool:
-        """Whether a worker of the 1 x 1 vertex retains its state from block to block."""
-        return self.half and (self.out_group != 8 or self.partial_bytes == 4)
+    def worker(self) -> _Worker:
+        """Cycles of a worker."""
+        narrow = self.half and self.out_group == self.partial_bytes * 4 == 8
+        kind = "half on MK1" if narrow else "half" if self.half else f"float x {self.out_group}"
+        return (_EXECUTED if self.executed else _ESTIMATED)[kind]
 
     @property
     def macs_per_cycle(self) -> int:
@@ -53,7 +85,7 @@ class Unit:
         return self.in_group * self.out_group // (4 if self.half else 8)
 
 
-def unit_for(machine: Machine, dtype: str) -> Unit:
+def unit_for(machine: Machine, dtype: str, narrow: bool = False) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
     MK1 performs half as many multiplications per cycle (docs/machine.md#targets) at the same 4 (8)
@@ -61,20 +93,10 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     outputs too: four engines store two floats a cycle ([PL, tools/single_conv_layer.cpp] at
     fp16InFp32OutConvUnitsPerTile; [PL, lib/poplin/codelets/ConvPartial1x1Out.cpp], hasAssembly: 16
     units are for half partials or float operands only). Integers and bfloat16 use the type that can
-    hold them.
+    hold them. ``narrow``: partials are of the operands' type, whatever the options say.
     """
     half = dtype in ("float16", "bfloat16")
-    partial = 2 if half and machine.partials in ("float16", "half") else 4
-    return _unit(machine, half, partial)
-
-
-def narrow(machine: Machine, dtype: str) -> Unit:
-    """The same with partials of the operands' type, whatever the options say."""
-    half = dtype in ("float16", "bfloat16")
-    return _unit(machine, half, 2 if half else 4)
-
-
-def _unit(machine: Machine, half: bool, partial_bytes: int) -> Unit:
+    partial_bytes = 2 if half and (narrow or machine.partials in ("float16", "half")) else 4
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
     outputs = macs * row_cycles // in_group
@@ -83,32 +105,18 @@ def _unit(machine: Machine, half: bool, partial_bytes: int) -> Unit:
     return Unit(half, in_group, outputs, 2 if half else 4, partial_bytes, machine.wide_load)
 
 
-def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp16 block, with state retention (-7)."""
-    first = 0 if zeroing else 1
-    cycles = np.select([rows == 0, rows == 1, rows == 2], [21, 32, 41], 37 + 4 * (rows - 3))
-    return cycles + first - 7
-
-
-def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """The same for 8 units with fp16 partials (MK1), which cannot keep them in the accumulators."""
-    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 39, 40], 41 + 4 * (rows - 3))
-    return cycles + np.where(rows > 0, (2 + 2 * rows) * int(zeroing), 0)
-
-
-def _rows_fp32(rows: np.ndarray, zeroing: bool, units: int) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block."""
-    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 47, 46], 46 + 8 * (rows - 3))
-    zeroed = 8 if units == 16 else 4
-    return cycles + np.where(rows > 0, (2 + zeroed * rows) * int(zeroing), 0)
+def _cycles(rows: np.ndarray, table: Rows) -> np.ndarray:
+    none, one, two, three, further = table
+    more = three + further * (rows - 3)
+    return np.select([rows <= 0, rows == 1, rows == 2], [none, one, two], more)
 
 
 def _rows(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     """Worker cycles for ``rows`` of one block."""
-    # [PL, lib/poplin/PerformanceEstimation.hpp], getConvPartial1x1SupervisorInnerLoopCycleEstimate
-    if not unit.half:
-        return _rows_fp32(rows, zeroing, unit.out_group)
-    return (_rows_fp16 if unit.retains else _rows_fp16_narrow)(rows, zeroing)
+    worker = unit.worker
+    if not zeroing or worker.zeroing is not None:
+        return _cycles(rows, worker.zeroing if zeroing and worker.zeroing else worker.adding)
+    return _cycles(rows, worker.adding) + np.where(rows > 0, 2 + worker.zeroed * rows, 0)
 
 
 def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
@@ -133,28 +141,24 @@ def conv_1x1_cycles(
     """Cycles of ``poplin::ConvPartial1x1Out`` (docs/cycles.md#amp-1x1); 0 where any count is 0.
 
     ``passes`` of the unit make one of the ``out_groups``. fp16 with 96 rows, 4 in-groups, 2
-    out-groups: 5,011; fp32: 9,703.
+    out-groups: 5,011, executed 4,843; fp32: 9,703 and 10,111.
     """
     rows, gi, go, groups = _together(rows, in_groups, out_groups, conv_groups)
-    retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.retains else 0
-    later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + _block(rows, False, unit))))
-    first = 11 + go * (18 + passes * (7 + unit.load + _block(rows, True, unit)))
+    retained = WORKERS * (unit.worker.first + unit.worker.change * (gi * groups - 1))
+    again, anew = (_block(rows, zeroing, unit) for zeroing in (False, True))
+    later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + again)))
+    first = 11 + go * (18 + passes * (7 + unit.load + anew))
     cycles = 50 + retained + groups * (13 + later + first)
     return np.where((rows > 0) & (gi > 0) & (go > 0) & (groups > 0), cycles, 0)
 
 
-def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for an n x 1 row segment without its 3 of overhead (docs/cycles.md#amp-nx1)."""
-    single, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
-    return np.select([length <= 0, length == 1, length == 2], [17, single, two], more)
-
-
-def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
+def _worker_nx1(unit: Unit, segments: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Cycles of the busiest of six workers that share ``segments`` rows of ``length``."""
-    segments, length = _together(segments, length)
     share = ceil_div(segments * length, WORKERS)
     full, rest = share // np.maximum(length, 1), share % np.maximum(length, 1)
-    return full * (3 + _segment(length, half)) + np.where(rest > 0, 3 + _segment(rest, half), 0)
+    each, part = (_cycles(n, unit.worker.segment) for n in (length, rest))
+    around = 9 if unit.executed or (unit.half and unit.partial_bytes == 2) else 8
+    return around + full * each + np.where(rest > 0, part, 0)
 
 
 def conv_nx1_cycles(
@@ -176,12 +180,7 @@ def conv_nx1_cycles(
     """
     counts = segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups
     segments, length, ky, kx, gi, go, groups, fh = _together(*counts, filter_height)
-    worker = (
-        17
-        + int(unit.half and unit.partial_bytes == 2)
-        + worker_segments(segments, length, unit.half)
-        - 9
-    )
+    worker = _worker_nx1(unit, segments, length)
     start = np.select([fh == 1, fh == 2], [15, 46], 60)
     once = unit.load + start + 3 + WORKERS * worker
     inner = ceil_div(ky, fh) * (14 + kx * (12 + passes * once))

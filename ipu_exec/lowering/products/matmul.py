@@ -289,7 +289,7 @@ def by_amp(machine: Machine, dtype: str, problem: Problem) -> list[Problem]:
     layer = machine.fully_connected == INFERENCE  # nobody takes its results in such groups
     ways = _groupings(problem, unit, layer)
     if unit.partial_bytes > unit.item_bytes and problem.in_channels <= unit.in_group:
-        ways += _groupings(replace(problem, narrow=True), amp.narrow(machine, dtype), layer)
+        ways += _groupings(replace(problem, narrow=True), amp.unit_for(machine, dtype, True), layer)
     return ways
 
 

@@ -20,7 +20,12 @@ import numpy as np
 
 from ipu_exec.lowering import worklists
 from ipu_exec.lowering.build import Builder, messages
-from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
+from ipu_exec.lowering.costs import (
+    add_channels_cycles,
+    copy_cycles,
+    slice_cycles,
+    transform_cycles,
+)
 from ipu_exec.lowering.layouts import (
     GRAIN_BYTES,
     Spread,
@@ -145,9 +150,6 @@ def add_product(
     )
     of_arguments = tuple((which, at) for which, at in last_reads if isinstance(which, int))
     return Product(spread, share, splits, channels, steps.worklists(), of_arguments)
-
-
-# of a plan: its problem, dtype and cuts; which side, its channels' stride, and a key if it is given
 
 
 @dataclass(frozen=True)
@@ -586,7 +588,7 @@ class _ProductSteps:
         share, splits = self.share, self.splits
         cycles = vertex_cycles(
             self.part,
-            self.unit,
+            replace(self.unit, executed=not self.build.machine.ipu_model),
             splits.method,
             splits.filter_height,
             share.segments,
@@ -637,4 +639,17 @@ def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str)
     source = build.place(bias)
     step = build.fetch(f"{name}/bias", source, product.channels, broadcast=True)
     build.hold(f"{name}/bias", product.channels * source.item_bytes, step, build.next)
-    build.map(f"{name}/add bias", "add_vector", product.outputs.elements, dtype)
+    elements = product.outputs.elements
+    if dtype in ("float16", "bfloat16"):
+        vertex = "popops::BroadcastVectorInner1DInPlace<popops::expr::BinaryOpType::ADD,half>"
+        cycles = add_channels_cycles(elements, product.channels, CHANNEL_RUN)
+        build.compute(f"{name}/add bias", vertex, cycles, int(elements.sum()))
+        return
+    # popops has no quick vertex for fp32: it writes the bias out for each position, in pieces of a
+    # group, and adds that ([PL, lib/popops/ElementWise.cpp], binaryOpBroadcastInnerVector)
+    nbytes = elements * 4
+    at = build.compute(
+        f"{name}/broadcast bias", "poplar_rt::DstStridedCopy", transform_cycles(nbytes, 8)
+    )
+    build.hold(f"{name}/broadcast bias", nbytes, at, at + 1)
+    build.map(f"{name}/add bias", "add_", elements, dtype)

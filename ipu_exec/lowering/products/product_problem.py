@@ -118,7 +118,7 @@ class Splits:
 
 def unit_for(problem: Problem, machine: Machine, dtype: str) -> amp.Unit:
     """The AMP unit as the problem's vertex uses it."""
-    unit = amp.narrow(machine, dtype) if problem.narrow else amp.unit_for(machine, dtype)
+    unit = amp.unit_for(machine, dtype, problem.narrow)
     return replace(unit, out_group=problem.units) if problem.units else unit
 
 

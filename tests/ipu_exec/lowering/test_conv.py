@@ -189,6 +189,13 @@ def test_a_bias_is_added_where_the_outputs_lie() -> None:
     plan = lower(op("aten.convolution.default", args, tensor(2, 8, 8, 8)), MK2)
     assert plan.steps[-1].name == "conv/add bias"
     assert set(dict(plan.input_layouts)) == {0, 1, 2}
+    # popops writes it out for fp32 ([PL, lib/popops/ElementWise.cpp]): as large as the result
+    written = next(one for one in plan.temporaries if one.name == "conv/broadcast bias")
+    assert int(written.bytes.sum()) == 2 * 8 * 64 * 4
+    half = [replace(one, dtype="float16") for one in (data, weight, bias)]
+    args = (*half, *args[3:])
+    plan = lower(op("aten.convolution.default", args, tensor(2, 8, 8, 8, dtype="float16")), MK2)
+    assert not any("broadcast bias" in one.name for one in plan.temporaries)
 
 
 def test_fp32_partials_of_fp16_operands_have_half_the_outputs() -> None:

@@ -37,6 +37,28 @@ def test_vertex_takes_the_reference_cycles(dtype: str, cycles: int) -> None:
     assert int(amp.conv_1x1_cycles(unit, 96, 4, 2)) == cycles
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "kernel", "cycles"),
+    [("float16", 96, 1, 4843), ("float32", 96, 1, 10111), ("float32", 12 * 14, 3, 139253)],
+)
+def test_executed_vertex_takes_the_instructions_of_its_code(
+    dtype: str, rows: int, kernel: int, cycles: int
+) -> None:
+    unit = replace(amp.unit_for(replace(MK2, partials="float16"), dtype), executed=True)
+    if kernel == 1:
+        assert int(amp.conv_1x1_cycles(unit, rows, 4, 2)) == cycles
+    else:
+        assert int(amp.conv_nx1_cycles(unit, rows // 14, 14, kernel, kernel, 4, 2)) == cycles
+
+
+def test_a_plan_is_chosen_by_the_estimate_and_takes_the_code_unless_on_the_ipu_model() -> None:
+    code, model = (
+        product(512, 512, 512, "float32", replace(MK2, ipu_model=on)) for on in (False, True)
+    )
+    assert code.note == model.note
+    assert plan_cycles(code, MK2) > plan_cycles(model, MK2)
+
+
 @pytest.mark.parametrize(("partial_bytes", "cycles"), [(4, 2238), (2, 1344)])
 def test_reduction_takes_the_reference_cycles(partial_bytes: int, cycles: int) -> None:
     assert int(amp.reduce_partials_cycles(256, 8, partial_bytes)) == cycles

@@ -116,6 +116,10 @@ def test_training_goes_on_from_the_device(caplog: pytest.LogCaptureFixture) -> N
         assert value(wrapped(X)) == 0
     assert "weight was changed on the host, and the device has not seen it" in caplog.text
     assert model.weight[0] == -1
+    caplog.clear()
+    set_to(model.weight, 70)
+    assert value(wrapped(X)) == -1
+    assert not caplog.text, "the same tensors are named once"
     set_to(model.weight, 50)
     wrapped.copyWeightsToDevice()
     assert value(wrapped(X)) == 50

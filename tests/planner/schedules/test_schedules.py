@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch.distributed.pipelining.schedules as theirs
 
+from benchmarks.schedules.__main__ import NAMES, ROWS
+from benchmarks.schedules.__main__ import bubble as bubble_rate
 from ipuscope.planner.schedules.actions import (
     Action,
     ActionSchedule,
@@ -136,6 +138,15 @@ def test_uniform_stages_have_the_published_bubbles(forward: int, inputs: int, we
     whole = inputs + weights  # F&B in turn takes F + B [DSV3, table 2]
     at_most = (ranks - 1) * (forward + 2 * whole - 3 * weights + whole)
     assert 0 <= bubble - 2 * each * count <= at_most
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+def test_published_times_give_the_published_bubble_rates(name: str) -> None:
+    """Those of [ZB, tables 5 and 9], to all four digits."""
+    for _, layers, ranks, count, times, published in ROWS:
+        if count == 3 * ranks:
+            own = bubble_rate(name, layers, ranks, count, times)
+            assert round(own, 4) == published[NAMES.index(name)], (ranks, count)
 
 
 def test_stashes_are_as_deep_as_published() -> None:

@@ -13,7 +13,7 @@ from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis import regions as of
 from ipuscope.profiler.analysis.regions import BY, regions
 from ipuscope.reports.cli import main
-from ipuscope.viewer.figures.regions import spread
+from ipuscope.viewer.figures.peak import spread
 from ipuscope.viewer.figures.theme import LIGHT
 from ipuscope.viewer.figures.units import Clock
 

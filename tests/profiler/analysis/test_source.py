@@ -6,16 +6,17 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ipu_exec.graph import Graph
 from ipu_exec.option_groups.engine_options import NO_SOURCE_VARIABLE
-from ipu_exec.session import provenance
+from ipu_exec.session import autoreport
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import hierarchy, source
 from ipuscope.reports.cli import main
-from ipuscope.viewer.pages import source as page
+from ipuscope.viewer.pages import costs as page
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,31 @@ def test_lines_add_up_to_their_operators_and_to_sql(report: Report) -> None:
             (hottest["file"], int(hottest["line"])),
         ).fetchone()[0]
     assert spent == hottest["cycles"]
+
+
+def test_an_operators_call_stack_leads_to_its_line(report: Report) -> None:
+    ops, stacks = report.ops, source.callers(report)
+    forward = [at for at, one in enumerate(ops["direction"]) if one == "forward" and stacks[at]]
+    assert forward and all(len(stacks[at]) <= 16 for at in forward)
+    files = {Path(one.rpartition(":")[0]) for at in forward for one in stacks[at]}
+    assert {"digits.py", "mnist_pipeline.py"} <= {file.name for file in files}
+    assert all(file.is_file() for file in files)  # the user's, not ours nor torch's
+    assert not any("ipu_exec" in file.parts[-3:] or "torch" in file.parts for file in files)
+    backward = dict(zip(ops.index, stacks, strict=True))
+    for op, of in zip(ops.index, ops["forward_op"], strict=True):
+        if of in backward and ops.loc[op, "direction"] == "backward":
+            assert backward[op] == backward[of]
+    leaves = [hierarchy.leaves_of_cycles(report, order) for order in ("stack", "source")]
+    assert leaves[0]["value"].sum() == leaves[1]["value"].sum()
+
+
+@pytest.mark.parametrize("entry", [None, [], {"texts": ["a"]}, {"texts": ["a"], "of": [7] * 9}])
+def test_callers_that_are_not_sound_are_none(report: Report, entry: object) -> None:
+    whole = len(report.ops)
+    if isinstance(entry, dict) and "of" in entry:
+        entry["of"] = [7] * whole
+    stub = SimpleNamespace(ops=report.ops, meta={"callers": entry})
+    assert source.callers(stub) == [()] * whole  # type: ignore[arg-type]
 
 
 def test_bytes_of_lines_are_those_of_the_fullest_steps(report: Report) -> None:
@@ -78,12 +104,12 @@ def test_the_text_is_bounded_and_may_be_left_out(
 
     small, large = tmp_path / "small.py", tmp_path / "large.py"
     small.write_text("x = 1\n")
-    large.write_text("#" * (provenance.MOST_OF_ONE + 1))
+    large.write_text("#" * (autoreport.MOST_OF_ONE + 1))
     graph = Graph.__new__(Graph)
     graph.ops = [Op(large), Op(large), Op(small), Op(tmp_path / "gone.py")]  # type: ignore[list-item]
-    assert provenance.source_text(graph) == {str(small): "x = 1\n"}
+    assert autoreport.source_text(graph) == {str(small): "x = 1\n"}
     monkeypatch.setenv(NO_SOURCE_VARIABLE, "1")
-    assert provenance.source_text(graph) == {}
+    assert autoreport.source_text(graph) == {}
 
 
 def test_a_strangers_text_is_data(
