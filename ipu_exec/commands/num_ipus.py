@@ -18,7 +18,6 @@ from ipu_exec.errors import Error
 from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.script_levers import asked
 from ipu_exec.session.proposed_blocks import script_lines
-from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import count, per_second
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
@@ -56,11 +55,9 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str], alone: 
             try:
                 made = replace(_chosen(basis, ipus, alone, say), modules=modules)
             except ValueError as error:
-                more = _more_samples(costs, ipus)
                 near = nearest_in_words(costs, range(ipus))
-                if not more:
-                    near = f"{near}. {way_to_fit(report, ipus)}"
-                raise Error(f"--num-ipus {ipus}: {error}{more or near}") from error
+                words = f"{error}{near}. {way_to_fit(report, ipus)}"
+                raise Error(f"--num-ipus {ipus}: {words}") from error
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
     again = shlex.join(["ipu-run", "--tune", str(ipus), *program.words, *arguments])
@@ -95,23 +92,6 @@ def _chosen(basis: Basis, ipus: int, alone: bool, say: Say) -> Plan:
     sizes = [] if norms or levers.micro_batch else [size for size, _ in cuts(basis, 1)]
     rings = RingsOnTarget(target(report.target.name))
     return best_by_profile(basis, ipus, rings, sizes, fixed, lambda news: say(news.what))
-
-
-def _more_samples(costs: Costs, ipus: int) -> str:
-    """What to do about too few micro-batches for the stages; "" where they are enough."""
-    least = closed_forms.pipeline_stages(ipus, costs.training)
-    if not costs.pipelined or costs.micro_batches >= least:
-        return ""
-    fewer = max(
-        count
-        for count in range(1, ipus + 1)
-        if closed_forms.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
-    )
-    return (
-        f". The samples of a call make no more: give it {least}, or a multiple of that, or take"
-        f" --num-ipus {fewer}. Where an input is not a batch of samples (the edges of a graph),"
-        " only options.setExecutionStrategy(poptorch.ShardedExecution()) goes without micro-batches"
-    )
 
 
 def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:

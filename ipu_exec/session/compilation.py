@@ -53,6 +53,8 @@ def compile_step(
         proposed = proposed_blocks.propose(model, graph, proposed_blocks.asked_stages())
         proposed_blocks.begin_blocks(model, proposed)
         graph = capture()
+    if proposed_blocks.asked_stages():
+        asked = proposed_blocks.spread(asked, graph)
     compiled = partial(passes.compile_graph, graph, asked, progress)
     directory = options.executable_cache
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()

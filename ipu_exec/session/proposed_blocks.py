@@ -11,6 +11,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
+from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
@@ -65,6 +68,22 @@ def prepare(
             least = closed_forms.pipeline_stages(count, training)
             return deep_enough(options, training, least, samples)
     return options  # and whoever chooses a split says what is missing
+
+
+def spread(asked: CompileOptions, graph: Graph) -> CompileOptions:
+    """The options with few Blocks a stage, whose memory is near what each has alone."""
+    if asked.strategy.execution is not Execution.PIPELINED or not graph.blocks:
+        return asked
+    names, least = [block.name for block in graph.blocks], closed_forms.pipeline_stages
+    counts = range(1, min(len(names), asked_stages()) + 1)
+    fill = [count for count in counts if least(count, asked.training) <= asked.micro_batches]
+    count = max(fill, default=1)
+    cuts = np.linspace(0, len(names), count + 1).round().astype(int).tolist()
+    stages = tuple(
+        StageOptions(tuple(names[a:b]), k, k, recompute=False if k < count - 1 else None)
+        for k, (a, b) in enumerate(pairwise(cuts))
+    )
+    return replace(asked, strategy=StrategyOptions(stages=stages), auto_round_ipus=True)
 
 
 def has_tied_weights(model: torch.nn.Module) -> bool:
