@@ -24,6 +24,7 @@ from ipuscope.planner.levers.registry import (
     singles,
     title,
 )
+from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import quickest
@@ -99,6 +100,7 @@ def _usual_splits(basis: Basis) -> bool:
     return len(set(basis.present.ipus)) <= _FEW_STAGES
 
 
+@in_one_thread
 def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second

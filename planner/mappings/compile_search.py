@@ -45,10 +45,12 @@ from ipuscope.planner.mappings.search_state import (
     too_late,
 )
 from ipuscope.planner.mappings.settling import proportions_of_ipus, settle, take
+from ipuscope.planner.one_thread import in_one_thread
 
 _SHOWN_OF_EACH = 4  # compile in phases, of the cuts that it promises
 
 
+@in_one_thread
 def plan(
     question: Question,
     engine: Engine,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.predict.interval_costs import (
     INFINITE,
     IntervalCosts,
@@ -92,6 +93,7 @@ class Split:
         return f"not proven to be the quickest: one that takes up to {gap} less may exist"
 
 
+@in_one_thread
 def best_split(
     costs: Costs,
     stages: int | None = None,
