@@ -135,6 +135,8 @@ def way_to_fit(
 
 def _too_large(costs: Costs) -> str:
     """Names the Block that takes most of an IPU of its own, and the way out."""
+    if len(costs) == 1:
+        return "The model is one Block, and more than an IPU holds: its parts may fit on more IPUs."
     every = range(len(costs))
     saving = (ALL_CHOICES[-1] if costs.training else Choice.profiled(costs),) * len(costs)
     alone = memory_of(costs, Assignment((*every,), (*every,), saving))

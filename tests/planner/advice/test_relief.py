@@ -16,6 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Basis, relief, way_to_fit
 from ipuscope.planner.advice.relief import _moves as moved_blocks
+from ipuscope.planner.advice.relief import _too_large as too_large
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report, open_report
@@ -53,6 +54,12 @@ def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
     assert "What frees most of that tile:" in said
     assert relief(report)[0].command in said
     assert way_to_fit(report) in said
+
+
+def test_a_model_of_one_block_is_sent_to_more_ipus() -> None:
+    one, two = (random_costs(np.random.default_rng(1), n).with_tile_bytes(1) for n in (1, 2))
+    assert "its parts may fit on more IPUs" in too_large(one)
+    assert "alone is more than an IPU holds" in too_large(two)
 
 
 def test_the_fewest_changes_are_one_command_that_fits(
