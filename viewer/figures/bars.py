@@ -391,11 +391,11 @@ def _backwards(ran: pd.DataFrame) -> list[tuple[Any, pd.Series]]:
 
 def _of_setting(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]:
     """Heights of an axis whose values lie evenly apart, and its ticks."""
-    known = sorted(values.unique(), key=lambda value: (isinstance(value, str), value))
-    apart = 1 / max(1, len(known) - 1)
-    heights = {value: number * apart for number, value in enumerate(known)}
-    step = -(-len(known) // _MOST_NAMES)
-    ticks = [(heights[value], str(value)) for value in known[:: max(1, step)]]
+    ordered = sorted(values.unique(), key=lambda value: (isinstance(value, str), value))
+    apart = 1 / max(1, len(ordered) - 1)
+    heights = {value: number * apart for number, value in enumerate(ordered)}
+    step = -(-len(ordered) // _MOST_NAMES)
+    ticks = [(heights[value], str(value)) for value in ordered[:: max(1, step)]]
     return values.map(heights).to_numpy(dtype=float), ticks
 
 

@@ -36,14 +36,14 @@ class Track:
     sent: np.ndarray  # bytes, as `counters.until` adds them up
 
 
-def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
-    """A track for each row of steps whose IPU is in ``known``.
+def tracks(rows: Trace, of_ipus: Mapping[int, OfSteps]) -> list[Track]:
+    """A track for each row of steps whose IPU is in ``of_ipus``.
 
     By `counters.of_steps`, or `counters.of_merged` where the rows' steps are merged.
     """
     drawn_tracks = []
     for row in rows.rows_of_steps():
-        of_ipu = known.get(int(rows.ipu[row]))
+        of_ipu = of_ipus.get(int(rows.ipu[row]))
         if of_ipu is None:
             continue
         here = rows.rows.of(row)

@@ -72,14 +72,14 @@ def beside(y: str, words: str, colour: str) -> dict[str, Any]:
 # -- changing and sending ---
 
 
-def _update(known: dict[str, Any], more: dict[str, Any]) -> None:
+def _update(present: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
-        here = known.get(name)
+        here = present.get(name)
         if isinstance(here, dict) and isinstance(value, dict):
-            known[name] = {**here}
-            _update(known[name], value)
+            present[name] = {**here}
+            _update(present[name], value)
         else:
-            known[name] = value
+            present[name] = value
 
 
 def _sent(value: Any) -> Any:

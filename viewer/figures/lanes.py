@@ -120,9 +120,9 @@ class Lanes:
         """The IPUs that lanes show, each once."""
         return list(dict.fromkeys(self.shown.tolist()))
 
-    def with_steps(self, known: StepRows) -> Lanes:
+    def with_steps(self, executed: StepRows) -> Lanes:
         """The same lanes with the executed steps of `ipus` in their strips."""
-        return replace(self, steps=known.steps, step_rows=known.rows.only(self.again))
+        return replace(self, steps=executed.steps, step_rows=executed.rows.only(self.again))
 
     @property
     def end(self) -> int:
@@ -234,13 +234,13 @@ def lanes(
         there = lane[path.ipu] >= 0
         path = CriticalPath(path.ipu[there], path.start[there], path.end[there])
     of_steps = first_of_each(shown)[1]
-    known = StepRows.of(steps, dict.fromkeys(shown.tolist()))
+    executed = StepRows.of(steps, dict.fromkeys(shown.tolist()))
     return Lanes(
         tasks,
         steps,
         cycles,
         _rows(_times_of(tasks), code, row, ~beside).only(again),
-        known.rows.only(of_steps),
+        executed.rows.only(of_steps),
         tuple(labels),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(_times_of(tasks), code, row, beside).only(again),

@@ -196,32 +196,32 @@ class Rows:
         ), np.concatenate(inside)
 
     def bands(
-        self, found: Pieces, code: np.ndarray | None = None
+        self, drawn: Pieces, code: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The contents of pieces of several slices, in proportion to cycles; gaps are in no band.
 
-        For each code in a piece: ``piece`` (position in ``found``), ``code``, ``below`` (share of
+        For each code in a piece: ``piece`` (position in ``drawn``), ``code``, ``below`` (share of
         the piece beneath the band, 0..1) and ``share``. ``code`` may replace the rows' own.
         """
         colour = self.code if code is None else code
-        behind = np.cumsum(found.count)
-        before, total = behind - found.count, int(behind[-1]) if len(behind) else 0
-        if len(found) and np.array_equal(found.first, found.first[0] + before):
-            at: slice | np.ndarray = slice(int(found.first[0]), int(found.first[0]) + total)
+        behind = np.cumsum(drawn.count)
+        before, total = behind - drawn.count, int(behind[-1]) if len(behind) else 0
+        if len(drawn) and np.array_equal(drawn.first, drawn.first[0] + before):
+            at: slice | np.ndarray = slice(int(drawn.first[0]), int(drawn.first[0]) + total)
         else:
-            at = np.arange(total) + np.repeat(found.first - before, found.count)
+            at = np.arange(total) + np.repeat(drawn.first - before, drawn.count)
         inside = np.subtract(self.end[at], self.start[at], dtype=np.float64)
         # what a piece's ends, at the edges of a window, cut off its first and last slices
         ends = behind - 1
-        np.subtract.at(inside, before, (found.start - self.start[found.first]).clip(0))
-        last = found.first + found.count - 1
-        np.subtract.at(inside, ends, (self.end[last] - found.end).clip(0))
+        np.subtract.at(inside, before, (drawn.start - self.start[drawn.first]).clip(0))
+        last = drawn.first + drawn.count - 1
+        np.subtract.at(inside, ends, (self.end[last] - drawn.end).clip(0))
         codes = int(colour[at].max(initial=0)) + 1
-        cell = np.repeat(np.arange(0, len(found) * codes, codes), found.count)
+        cell = np.repeat(np.arange(0, len(drawn) * codes, codes), drawn.count)
         cell += colour[at]
-        cycles = np.bincount(cell, weights=inside, minlength=len(found) * codes)
-        cycles = cycles.reshape(len(found), codes)
-        share = cycles / np.maximum(1, found.end - found.start)[:, None]
+        cycles = np.bincount(cell, weights=inside, minlength=len(drawn) * codes)
+        cycles = cycles.reshape(len(drawn), codes)
+        share = cycles / np.maximum(1, drawn.end - drawn.start)[:, None]
         below = np.cumsum(share, axis=1) - share
         which, of = np.nonzero(share)
         return which, of, below[which, of], share[which, of]
@@ -292,24 +292,24 @@ class Canvas:
         self._bars: list[tuple[np.ndarray, ...]] = []
         self._narrow: list[tuple[np.ndarray, ...]] = []
 
-    def wide(self, found: Pieces) -> np.ndarray:
+    def wide(self, drawn: Pieces) -> np.ndarray:
         """Mask of the pieces that are drawn as bars."""
-        return found.end - found.start >= self._wide * self.cycles_a_pixel
+        return drawn.end - drawn.start >= self._wide * self.cycles_a_pixel
 
     def add_bars(
-        self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]
+        self, drawn: Pieces, y: float, height: float, hover: list[Any], text: list[str]
     ) -> None:
         """Add wide pieces at ``y``, of a height in rows, each with a hover label and a text."""
-        count = len(found)
+        count = len(drawn)
         words, labels = np.empty(count, dtype=object), np.array(text, dtype=object)
         words[:] = hover
         self._bars.append(
             (
-                found.start,
-                found.end,
-                found.code,
+                drawn.start,
+                drawn.end,
+                drawn.code,
                 np.full(count, y),
-                _heights(found.code, height),
+                _heights(drawn.code, height),
                 words,
                 labels,
             )
@@ -318,7 +318,7 @@ class Canvas:
     def add(
         self,
         rows: Rows,
-        found: Pieces,
+        drawn: Pieces,
         y: float,
         height: float,
         code: np.ndarray | None = None,
@@ -328,10 +328,10 @@ class Canvas:
         Pieces of several slices are filled in proportion; waiting stays empty, or a line if it is
         all.
         """
-        several = found.count > 1
-        bars = ~several & self.wide(found)
-        self.add_narrow(found.where(~several & ~bars), y, height)
-        merged = found.where(several)
+        several = drawn.count > 1
+        bars = ~several & self.wide(drawn)
+        self.add_narrow(drawn.where(~several & ~bars), y, height)
+        merged = drawn.where(several)
         bands = self._seen(*rows.bands(merged, code))
         busy = (bands[1] != WAITING) & (bands[3] >= _THINNEST)
         idle = np.bincount(bands[0], weights=busy, minlength=len(merged)) == 0
@@ -371,11 +371,11 @@ class Canvas:
         count = sum(len(columns[0]) for columns in self._narrow) * times
         return finest if count <= _MOST_NARROW else 1.2 * finest * count / _MOST_NARROW
 
-    def add_narrow(self, found: Pieces, y: float, height: float) -> None:
+    def add_narrow(self, drawn: Pieces, y: float, height: float) -> None:
         """Add narrow pieces."""
-        middle, base = (np.full(len(found), at) for at in (y, y + height / 2))
-        heights = _heights(found.code, height)
-        self._narrow.append((found.start, found.end, found.code, middle, heights, base))
+        middle, base = (np.full(len(drawn), at) for at in (y, y + height / 2))
+        heights = _heights(drawn.code, height)
+        self._narrow.append((drawn.start, drawn.end, drawn.code, middle, heights, base))
 
     def traces(self, looks: dict[int, Look]) -> list[dict[str, Any]]:
         """The traces, in the order of ``looks`` (by code)."""
@@ -489,10 +489,10 @@ def outline(
     bottom = np.where(floats, bottom, base)
     x = np.stack([left, left, right, right, left, left, none], axis=1)
     heights = np.stack([base, top, top, bottom, bottom, base, none], axis=1)
-    kept = np.ones(x.shape, dtype=bool)
-    kept[:, 4] = kept[:, 5] = floats
-    kept[:-1, 6] = (base[1:] != base[:-1]) | (part[1:] != part[:-1])
-    return x[kept], heights[kept]
+    needed = np.ones(x.shape, dtype=bool)
+    needed[:, 4] = needed[:, 5] = floats
+    needed[:-1, 6] = (base[1:] != base[:-1]) | (part[1:] != part[:-1])
+    return x[needed], heights[needed]
 
 
 def marker(code: int, theme: Theme) -> dict[str, Any]:

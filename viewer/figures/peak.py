@@ -161,11 +161,11 @@ MOST_GROUPS = 12  # groups that are drawn
 _LETTERS = 28  # of a group's name
 
 
-def spread(found: Regions, clock: Clock, theme: Theme) -> Drawing:
+def spread(repeated: Regions, clock: Clock, theme: Theme) -> Drawing:
     """Cycles of each thing over the median of its group; slower ones stand out."""
-    groups = found.groups.head(MOST_GROUPS)
+    groups = repeated.groups.head(MOST_GROUPS)
     names = groups["group"].tolist()
-    things = found.things[found.things["group"].isin(names)]
+    things = repeated.things[repeated.things["group"].isin(names)]
     row = things["group"].map({name: at for at, name in enumerate(names)}).to_numpy()
     slow = (things["why"] != "").to_numpy()
     hover = [

@@ -156,8 +156,8 @@ def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     )
 
 
-def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
-    at = rows_of_lanes.source[found.first]
+def _task_words(lanes: Lanes, pieces: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
+    at = rows_of_lanes.source[pieces.first]
     names = ("name", "micro_batch", "cycles", "pipeline_cycle", "phase")
     columns = (lanes.tasks[name].array.take(at).tolist() for name in names)
     lines = []
@@ -175,9 +175,9 @@ def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) 
     return lines
 
 
-def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
+def _step_words(lanes: Lanes, pieces: Pieces, clock: Clock) -> list[str]:
     steps, named = lanes.steps, lanes.steps.named
-    at = lanes.step_rows.source[found.first]
+    at = lanes.step_rows.source[pieces.first]
     names, kinds = named.name[steps.what[at]], [named.kinds[kind] for kind in steps.kind[at]]
     lengths = steps.end[at] - steps.start[at]
     lines = []
@@ -187,11 +187,11 @@ def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
     return lines
 
 
-def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
+def _numbers(lanes: Lanes, pieces: Pieces, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
     """Micro-batch numbers, where they fit into their bar."""
-    batch = lanes.tasks["micro_batch"].to_numpy()[lanes.task_rows.source[found.first]]
-    width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
-    large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
+    batch = lanes.tasks["micro_batch"].to_numpy()[lanes.task_rows.source[pieces.first]]
+    width = (pieces.end - pieces.start) / max(cycles_a_pixel, 1e-9)
+    large = shown & (pieces.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
         str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + _APART else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)

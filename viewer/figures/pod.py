@@ -111,8 +111,8 @@ def _cells(
             "outlinewidth": 0,
         },
     )
-    known = {one: between(colours, one / most) for one in set(share.tolist())}  # IPUs are alike
-    return [known[one] for one in share.tolist()]
+    shades = {one: between(colours, one / most) for one in set(share.tolist())}  # IPUs are alike
+    return [shades[one] for one in share.tolist()]
 
 
 def _numbers(

@@ -94,7 +94,7 @@ class Trace:
 
 
 def flat(
-    known: StepRows,
+    executed: StepRows,
     lanes: Sequence[tuple[int, str]] | None = None,
     whole: tuple[int, int] | None = None,
     with_io: Collection[int] | None = None,
@@ -105,19 +105,19 @@ def flat(
     equal rows. Where steps are a part of what is shown: ``whole``, its first and last cycle, and
     ``with_io``, the IPUs that have I/O tiles.
     """
-    steps, ipus = known.steps, np.array(known.ipus, dtype=np.int64)
-    named = [(ipu, f"IPU {ipu}") for ipu in known.ipus] if lanes is None else list(lanes)
+    steps, ipus = executed.steps, np.array(executed.ipus, dtype=np.int64)
+    named = [(ipu, f"IPU {ipu}") for ipu in executed.ipus] if lanes is None else list(lanes)
     if whole is None:
         start, end = steps.start, steps.end
         whole = int(start.min(initial=end.max(initial=0))), int(end.max(initial=0))
-    again = np.array([known.ipus.index(one) for one, _ in named], dtype=np.int64)
-    of_part = np.diff(known.beside.first) > 0
+    again = np.array([executed.ipus.index(one) for one, _ in named], dtype=np.int64)
+    of_part = np.diff(executed.beside.first) > 0
     more = np.flatnonzero(of_part if with_io is None else np.isin(ipus, list(with_io)))
     more = more[np.isin(more, again)]
     names = (*(name for _, name in named), *(f"I/O {one}" for one in ipus[more].tolist()))
     first = np.unique(again, return_index=True)[1]
     return Trace(
-        known.rows.only(again).before(known.beside.only(more)),
+        executed.rows.only(again).before(executed.beside.only(more)),
         names,
         steps.what,
         steps.named.name,
@@ -157,11 +157,11 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
     pieces.append(_row(0, tasks["start"].to_numpy(), tasks["end"].to_numpy(), code, task_label))
 
     for level in range(levels):
-        known: dict[str, int] = {}
+        modules: dict[str, int] = {}
         prefix = np.array(
             [
                 (
-                    known.setdefault("/".join(path[: level + 1]), len(known))
+                    modules.setdefault("/".join(path[: level + 1]), len(modules))
                     if len(path) > level
                     else -1
                 )
@@ -178,8 +178,8 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
         there = of[first] >= 0
         first, last = first[there], last[there]
         base = len(labels)
-        labels += list(known)
-        colours = np.array([_MODULES + zlib.crc32(word.encode()) % 8 for word in known] or [0])
+        labels += list(modules)
+        colours = np.array([_MODULES + zlib.crc32(word.encode()) % 8 for word in modules] or [0])
         pieces.append(
             _row(level + 1, start[first], end[last], colours[of[first]], base + of[first])
         )
@@ -469,10 +469,10 @@ def _codes(rows: Trace, find: str, have: Collection[str]) -> np.ndarray | None:
     )
 
 
-def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
+def _hover(rows: Trace, pieces: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
     lines = []
-    lengths = rows.rows.end[found.first] - rows.rows.start[found.first]
-    names, each = rows.named(rows.label[source]), (found.code, lengths)
+    lengths = rows.rows.end[pieces.first] - rows.rows.start[pieces.first]
+    names, each = rows.named(rows.label[source]), (pieces.code, lengths)
     for name, code, length in zip(names, *(column.tolist() for column in each), strict=True):
         name = f"<b>{plain(shortened(name, 90))}</b>"
         kind = NAMES[code] if code < len(NAMES) else ""
@@ -494,12 +494,12 @@ def _last(name: str) -> str:
 
 
 def _words(
-    rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
+    rows: Trace, pieces: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
 ) -> list[str]:
     """The last part of the name, if it or enough of it fits into its bar."""
-    room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
-    legible = shown & (room >= 3) & (found.code != WAITING) & (found.code != _FAINT)
-    words = [""] * len(found)
+    room = ((pieces.end - pieces.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
+    legible = shown & (room >= 3) & (pieces.code != WAITING) & (pieces.code != _FAINT)
+    words = [""] * len(pieces)
     some = np.flatnonzero(legible)
     for at, whole in zip(some.tolist(), rows.named(rows.label[source[some]]), strict=True):
         name, fits = _last(whole), int(room[at])
