@@ -43,7 +43,7 @@ class Levers:
     recompute: str = ""
     outputs: str = ""
     state: str = ""
-    said: str = field(default="", compare=False)
+    text: str = field(default="", compare=False)
     # options by dotted name, and the number each is set to
     options: tuple[tuple[str, int], ...] = ()
 
@@ -53,7 +53,7 @@ class Levers:
 
 def parse(text: str, option: str = "--with") -> Levers:
     """Levers as ``--with`` accepts them, separated by commas; Error (of ``option``) if unknown."""
-    levers = Levers(said=text)
+    levers = Levers(text=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
         pulled = _one(word, option)
         pulled["options"] = (*levers.options, *pulled.get("options", ()))

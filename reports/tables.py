@@ -126,12 +126,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact: ``value`` for programs, ``said`` for people (empty: not shown to people)."""
+    """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
 
     key: str
     value: Any
     label: str = ""
-    said: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ def _console(width: int) -> Console:
 def _for_people(part: Table | Facts | Lines) -> bool:
     if isinstance(part, Table):
         return bool(part.columns)
-    return not isinstance(part, Facts) or any(fact.said for fact in part.facts)
+    return not isinstance(part, Facts) or any(fact.words for fact in part.facts)
 
 
 def _print_table(console: Console, table: Table) -> None:
@@ -314,11 +314,11 @@ def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> l
 
 def _print_facts(console: Console, facts: Facts) -> None:
     """Labels and values side by side; no blanks at the ends of lines."""
-    shown = [fact for fact in facts.facts if fact.said]
+    shown = [fact for fact in facts.facts if fact.words]
     indent = max((cell_len(fact.label) for fact in shown), default=0) + _BETWEEN
     for fact in shown:
         label = Text(fact.label.ljust(indent), style="bold")
-        lines = Text(clean(fact.said)).wrap(console, max(_LEAST_FACT, console.width - indent))
+        lines = Text(clean(fact.words)).wrap(console, max(_LEAST_FACT, console.width - indent))
         for line in lines:
             line.rstrip()
             console.print(Text.assemble(label, line), soft_wrap=True)

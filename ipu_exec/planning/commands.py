@@ -78,7 +78,7 @@ class Planning:
         _refuse(levers)
         question = replace(self.asked, command=shlex.join(self.words))
         best = _planned(with_levers(call, levers), question, self.args, ending)
-        best = replace(best, modules=best.modules or tuple(modules), levers=levers.said.strip(","))
+        best = replace(best, modules=best.modules or tuple(modules), levers=levers.text.strip(","))
         _shown(best, self.args, self.out)
         if self.args.write:
             path = save(best, self._file(best))

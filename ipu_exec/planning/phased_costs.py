@@ -42,7 +42,7 @@ _DIRECTIONS = {
     schedule_types.RECOMPUTE: BACKWARD,
     schedule_types.BACKWARD: BACKWARD,
 }
-# `BlockTiles.held`'s passes: the tasks in which a stage computes, and those around them
+# `BlockTiles.resident`'s passes: the tasks in which a stage computes, and those around them
 _COMPUTES = {schedule_types.FORWARD: 0, schedule_types.RECOMPUTE: 1, schedule_types.BACKWARD: 2}
 _RUNS = {**_COMPUTES, schedule_types.ENTER: 0, schedule_types.RETURN: 1, schedule_types.LEAVE: 2}
 _PASSES = len(_COMPUTES)

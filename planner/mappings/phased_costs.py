@@ -63,7 +63,7 @@ class CodePieces:
 class BlockTiles:
     """Bytes of kinds of Blocks on each tile, int64[kind, tile]; ``kind`` of each Block.
 
-    ``held``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
+    ``resident``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
     Block in the passes of its stage: forward, again, backward. ``peak``: the most while the Block
     runs, in each pass; ``peak_interleaved``: in region 1, in any. ``always``: all the time.
     ``update``, int64[kind, share, tile]: the most in the update: whole tensors, what is in parts
@@ -72,7 +72,7 @@ class BlockTiles:
     """
 
     kind: np.ndarray
-    held: np.ndarray
+    resident: np.ndarray
     peak: np.ndarray
     peak_interleaved: np.ndarray
     always: np.ndarray
@@ -334,7 +334,7 @@ def _peak(
     Blocks that ran hold what they leave behind, the others what they come with.
     """
     kinds = tiles.kind[blocks]
-    before, behind = tiles.held[:, :, kinds]
+    before, behind = tiles.resident[:, :, kinds]
     earlier, later = (_sums_of_earlier(one) for one in (behind[:2], before[:2]))
     later = later[:, -1:] + before[:2, -1:] - later - before[:2]
     backward = _sums_of_earlier(behind[2:, ::-1])[:, ::-1] + _sums_of_earlier(before[2:])
@@ -381,7 +381,7 @@ def equal_costs(one: PhasedCosts, other: PhasedCosts) -> bool:
 
 def bytes_of_one_phase(costs: PhasedCosts) -> int:
     """Bytes that one phase with all Blocks would hold on all IPUs of a replica, all tiles."""
-    return int(costs.tiles.held.max(axis=(0, 1)).sum(axis=1)[costs.tiles.kind].sum())
+    return int(costs.tiles.resident.max(axis=(0, 1)).sum(axis=1)[costs.tiles.kind].sum())
 
 
 def shares(prediction: PhasedPrediction, costs: PhasedCosts) -> dict[str, float]:

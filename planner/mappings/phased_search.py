@@ -239,7 +239,7 @@ def _stages(costs: PhasedCosts, limit: float) -> tuple[int, ...]:
     """First Blocks of stages that take no longer than the limit; 0: a stage has one Block."""
     tiles, machine = costs.tiles, costs.machine
     room = machine.bytes_per_tile * machine.tiles
-    nbytes, cycles = tiles.held.max(axis=(0, 1)).sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
+    nbytes, cycles = tiles.resident.max(axis=(0, 1)).sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
     starts, spent, there = [0], 0, 0
     for block in range(len(costs)):
         fits = spent + cycles[block] <= limit and there + nbytes[block] <= room
