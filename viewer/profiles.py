@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dash.exceptions import PreventUpdate
+
 from ipuscope.profiler import ProfileError, Report, open_report
 from ipuscope.profiler.file import schema
 from ipuscope.profiler.file.lock import is_being_written
@@ -81,8 +83,10 @@ class Profiles:
         return rest[0] if rest else ""
 
     def pair(self, profile: object, other: object) -> list[Report]:
-        """Both profiles that are compared, in the order in which they are listed."""
+        """Both profiles that are compared, in the order in which they are listed, if there are."""
         both = {self.key(profile), self.beside(profile, other)}
+        if "" in both:
+            raise PreventUpdate
         return [self.get(key) for key in self.listed if key in both]
 
     def get(self, asked: object = "0") -> Report:

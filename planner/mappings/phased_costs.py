@@ -63,9 +63,9 @@ class CodePieces:
 class BlockTiles:
     """Bytes of kinds of Blocks on each tile, int64[kind, tile]; ``kind`` of each Block.
 
-    ``resident``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
-    Block in the passes of its stage: forward, again, backward. ``peak``: the most while the Block
-    runs, in each pass; ``peak_interleaved``: in region 1, in any. ``always``: all the time.
+    ``resident``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1)
+    the Block in the passes of its stage: forward, again, backward. ``peak``: the most while the
+    Block runs, in each pass; ``peak_interleaved``: in region 1, in any. ``always``: all the time.
     ``update``, int64[kind, share, tile]: the most in the update: whole tensors, what is in parts
     where state is, and parts taken of whole tensors, as on ``replicas``. ``program`` of each Block,
     equal with the same ``code``.

@@ -52,8 +52,10 @@ class Regions:
             ratio=("ratio", "first"),
             why=("why", "first"),
         )
-        more = [f" and {many - 1} more" if many > 1 else "" for many in found["count"].tolist()]
-        found["name"] = found["name"] + more
+        found["name"] = [
+            f"{name} and {many - 1} more" if many > 1 else name
+            for name, many in zip(found["name"], found["count"], strict=True)
+        ]
         found = found.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)
         return found[["group", "name", "count", "ratio", "why"]]
 
@@ -98,7 +100,8 @@ def _of_steps(report: Report, by: str) -> list[tuple[Any, ...]]:
     elif by == "line":
         place = ops["file"].str.replace(r".*[/\\]", "", regex=True) + ":" + ops["line"].astype(str)
         place = place.where(ops["file"] != "", None).reindex(steps["op"]).reset_index(drop=True)
-        group, thing = place + " in " + kind, block
+        within = kind.astype(object).fillna("").astype(str)
+        group, thing = (place + " in " + within).where(kind.notna()), block
     else:
         group, thing = kind, block
     rows: list[tuple[Any, ...]] = []
