@@ -149,15 +149,27 @@ def waiting(words: str, after: float | None = PATIENCE) -> Iterator[Say]:
 
 
 class _EndsDisplay:
-    """A stream of this process whose first text ends a display."""
+    """A stream of this process whose first use ends a display.
+
+    ``input`` only flushes it: with a terminal, C writes the prompt.
+    """
 
     def __init__(self, stream: TextIO, display: _Display) -> None:
-        self._stream, self._display, self._process = stream, display, os.getpid()
+        self._stream, self._process = stream, os.getpid()
+        self._display: _Display | None = display
 
     def write(self, text: str) -> int:
-        if os.getpid() == self._process:  # a forked child has not the display's threads
-            self._display.end()
+        self._end()
         return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._end()
+        self._stream.flush()
+
+    def _end(self) -> None:
+        if self._display is not None and os.getpid() == self._process:  # a fork has no threads
+            self._display.end()
+            self._display = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -62,7 +62,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_before_a_scripts_first_words_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prompts", [False, True])  # `input` flushes and leaves the rest to C
+def test_a_bar_before_a_scripts_first_words_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch, prompts: bool
+) -> None:
     out, err = io.StringIO(), Terminal()
     for name, stream in (("stdout", out), ("stderr", err)):
         monkeypatch.setattr(sys, name, stream)
@@ -71,11 +74,14 @@ def test_a_bar_before_a_scripts_first_words_ends_with_them(monkeypatch: pytest.M
     with waiting_for_output("script.py runs", lambda: False):
         while "script.py runs" not in err.getvalue():
             time.sleep(0.01)
-        print("loading the data")
+        if prompts:
+            sys.stdout.flush()
+        else:
+            print("loading the data")
         drawn = err.getvalue()
         time.sleep(0.3)
         assert err.getvalue() == drawn
-    assert out.getvalue() == "loading the data\n"
+    assert out.getvalue() == ("" if prompts else "loading the data\n")
     assert (sys.stdout, sys.stderr) == (out, err)
 
 

@@ -166,7 +166,7 @@ def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[s
     used = mapping.attached // (mapping.shards * (mapping.replicas if costs.replicas > 1 else 1))
     if used < ipus:
         free = f"{count(ipus - used, 'IPU')} {'is' if ipus - used == 1 else 'are'} free"
-        yield f"ipu-run: {free}: no mapping onto more is quicker"
+        yield f"ipu-run: {free}: no mapping onto more is quicker, by the costs of this one compile"
     if best.memory != Answer.FITS:
         yield f"ipu-run: memory: {best.memory}. {again} compiles before it chooses"
     elif mapping.micro_batch != own or (mapping.accumulation == 1) != (costs.micro_batches == 1):
