@@ -36,8 +36,8 @@ from ipuscope.viewer.pages import (
     common,
     compare,
     costs,
+    dialogs,
     memory,
-    palette,
     pod,
     query,
     rebalance,
@@ -179,8 +179,8 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
     for page in PAGES:
         page.register(app, profiles)
     query.register(app, profiles)
-    palette.register(app, profiles)
-    palette.register_views(app, profiles)
+    dialogs.register(app, profiles)
+    dialogs.register_views(app, profiles)
     return app
 
 
@@ -248,8 +248,8 @@ def _shell(profiles: Profiles) -> Any:
             ),
             html.Div(id="toast", role="status"),
             _shortcuts(),
-            palette.dialog(),
-            palette.views_dialog(),
+            dialogs.dialog(),
+            dialogs.views_dialog(),
         ],
         className="shell",
     )

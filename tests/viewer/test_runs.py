@@ -14,7 +14,7 @@ from ipuscope.profiler.analysis.runs import settings_of
 from ipuscope.viewer.app import app_of
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures.bars import coordinates
-from ipuscope.viewer.pages import palette
+from ipuscope.viewer.pages import dialogs
 from ipuscope.viewer.pages.runs import of_runs, opened
 from ipuscope.viewer.profiles import Profiles, recent, remember
 from tests.synthetic import synthetic_profile
@@ -115,15 +115,15 @@ def test_views_are_saved_beside_a_profile_and_are_of_it_only(
     report = Profiles(named=paths).get("1")
     file = paths[1].with_name("views.json")
     view = ("a note", "/timeline?marks=5")
-    assert palette.saved(report) == [] and palette.save(report, [view]) == ""
-    assert palette.saved(report) == [view]
+    assert dialogs.saved(report) == [] and dialogs.save(report, [view]) == ""
+    assert dialogs.saved(report) == [view]
     file.write_text(
         json.dumps({"views": [{"note": "<b>", "address": one} for one in ("//x", "http:", "/a")]})
     )
-    assert palette.saved(report) == [("<b>", "/a")]
-    assert "characters" in palette.save(report, [("", "https://elsewhere")])
+    assert dialogs.saved(report) == [("<b>", "/a")]
+    assert "characters" in dialogs.save(report, [("", "https://elsewhere")])
     monkeypatch.setattr(os, "geteuid", lambda: -1)
-    assert "is not yours" in palette.save(report, [view]) and palette.saved(report) == [
+    assert "is not yours" in dialogs.save(report, [view]) and dialogs.saved(report) == [
         ("<b>", "/a")
     ]
 

@@ -1,4 +1,4 @@
-"""The command palette: pages, profiles, operators, variables, stages and actions by name."""
+"""Dialogs beside every page: the command palette, which finds anything by name, and saved views."""
 
 from __future__ import annotations
 
