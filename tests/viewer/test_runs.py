@@ -160,6 +160,8 @@ def test_another_profile_is_opened_and_compared_from_any_page(
             page.locator("#views-list a", has_text="a note").wait_for()
             view.open("/?profile=2")
             page.keyboard.press("v")
+            page.locator("#views-list a", has_text="a note").wait_for()
+            assert page.input_value("#views-field input") == ""
             page.locator("#views-list a", has_text="a note").click()
             view.wait("document.querySelector('#timeline-rows .main-svg')")
             asked = {name: view.query().get(name) for name in ("profile", "marks", "tracks")}

@@ -487,7 +487,7 @@ window.ipuscopeKeep = function (query) {
     const link = links.find((one) => one.title.endsWith(`(${event.key})`));
     if (link) { link.click(); }
     else if (event.key === 'q') { query('open'); }
-    else if (event.key === 'v') { document.getElementById('views').click(); }
+    else if (event.key === 'v') { event.preventDefault(); document.getElementById('views').click(); }  // no v in its field
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {

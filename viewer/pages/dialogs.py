@@ -144,7 +144,7 @@ def register_views(app: Dash, profiles: Profiles) -> None:
         elif asked.get("address"):
             after.append((str(asked.get("note") or "a view"), _in_profile(asked["address"])))
         words = "" if after == views else save(report, after)
-        words = words or f"In {_file(report)}, which travels with the profile."
+        words = words or f"Views are saved in {_file(report)}, beside the profile."
         key = profiles.key((profile or [0])[0])
         return [html.P(words, className="note"), _views_listed(saved(report), key)]
 
