@@ -403,18 +403,12 @@ def _lost(at: Any, order: str, measure: str) -> Any:
 def _parts(seen: Look, at: Path, words: Any) -> Any:
     """The parts of a part, widest first; one that has parts itself is a button that opens it."""
     whole = max(1, seen.shown[len(at)].value)
-    rows = [
-        html.Tr(
-            [
-                html.Td(
-                    _button(node.path, node.path[-1]) if node.path in seen.opens else node.path[-1]
-                ),
-                html.Td(words(node.value), className="n"),
-                html.Td(units.percent(node.value / whole), className="n"),
-            ]
-        )
-        for node in seen.inside[:_MOST_ROWS]
-    ]
+    rows = []
+    for node in seen.inside[:_MOST_ROWS]:
+        name = node.path[-1]
+        cells = (words(node.value), units.percent(node.value / whole))
+        first = html.Td(_button(node.path, name) if node.path in seen.opens else name)
+        rows.append(html.Tr([first, *(html.Td(one, className="n") for one in cells)]))
     if len(seen.inside) > _MOST_ROWS:
         rest = f"and {len(seen.inside) - _MOST_ROWS:,} smaller"
         rows.append(html.Tr(html.Td(rest, colSpan=3)))
@@ -480,21 +474,11 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
     shown = steps.assign(tile_balance=balance)
     figure = memory_figures.chip(tiles.astype(np.float32), 0.0, theme, "cycles")
     busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
-    return [
-        html.Div(
-            [
-                html.Div([common.facts(rows), html.P(common.separated(links))]),
-                html.Div(
-                    [
-                        html.P(f"Balance over tiles: {busy}", className="note"),
-                        common.graph("costs-tiles", figure),
-                    ]
-                ),
-            ],
-            className="row",
-        ),
-        tables.table("costs-steps", shown, _STEPS, theme, height=300),
-    ]
+    about = html.Div([common.facts(rows), html.P(common.separated(links))])
+    note = html.P(f"Balance over tiles: {busy}", className="note")
+    chip = html.Div([note, common.graph("costs-tiles", figure)])
+    table = tables.table("costs-steps", shown, _STEPS, theme, height=300)
+    return [html.Div([about, chip], className="row"), table]
 
 
 def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
