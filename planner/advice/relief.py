@@ -123,6 +123,13 @@ def way_to_fit(
         words = f"The fewest changes with which every IPU fits: {one.title} ({how})"
         return f"{words}: {one.command}"
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
+    if any(one.of_code for one in basis.memory_with(Levers())):
+        others = [one for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
+        tries = ", or ".join(f"ipu-run --with {argument(one)} SCRIPT" for one in others)
+        return (
+            f"What is too large{where} is code, and only a compile tells how much other settings"
+            f" have: {tries or 'ipu-run --num-ipus N SCRIPT'}"
+        )
     words = f"No combination of up to three levers makes it fit{where}, by the profile's costs."
     if not basis.can_split:
         return words
