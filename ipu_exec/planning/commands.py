@@ -17,7 +17,9 @@ from typing import NoReturn, TextIO
 
 from rich.console import Console
 
+from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error
+from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
 from ipu_exec.script_levers import Levers, parse
@@ -57,6 +59,7 @@ class Planning:
     args: argparse.Namespace
     words: tuple[str, ...]
     out: TextIO
+    keep: str = ""  # for --num-ipus, which leaves the script what it has
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
@@ -75,8 +78,11 @@ class Planning:
         self, call: FirstCall, levers: Levers, modules: Sequence[str], ending: _Ending
     ) -> Plan:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
-        _refuse(levers)
         question = replace(self.asked, command=shlex.join(self.words))
+        if self.keep:
+            question, levers = _kept(question, call, levers, self.keep)
+        else:
+            _refuse(levers)
         best = _planned(with_levers(call, levers), question, self.args, ending)
         best = replace(best, modules=best.modules or tuple(modules), levers=levers.text.strip(","))
         _shown(best, self.args, self.out)
@@ -120,6 +126,30 @@ def _refuse(levers: Levers) -> None:
             raise SystemExit(2)
 
 
+def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Asked, Levers]:
+    """The question with all fixed that the script has or ``--with`` says; levers that are left."""
+    options = call.options
+    turns = options.Training.gradient_accumulation if call.training else options.device_iterations
+    every_n, several = options.output_mode is OutputMode.EveryN, levers.micro_batches
+    fixed: dict[str, object] = {}
+    if options.replication_factor > 1 or keep != "alone" or every_n or several:
+        fixed["r"] = options.replication_factor
+    if every_n or several:
+        fixed["accumulation"] = several or turns
+    if levers.recompute:
+        fixed["recompute"] = levers.recompute
+    if levers.state:
+        fixed["rts" if levers.state == "in-parts" else "state"] = (
+            "yes" if levers.state == "in-parts" else levers.state
+        )
+    sizes = (levers.micro_batch,) if levers.micro_batch else asked.micro_batches
+    words = tuple(f"{name}={value}" for name, value in fixed.items())
+    return (
+        replace(asked, fixed=(*asked.fixed, *words), micro_batches=sizes),
+        replace(levers, micro_batch=0, micro_batches=0),
+    )
+
+
 @dataclass
 class _Ending:
     """The signal that ends a search."""
@@ -154,7 +184,8 @@ def _ended_by_sigterm_too() -> Iterator[_Ending]:
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Have the first model that the script calls planned instead of compiled."""
     # with --json and --csv stdout is the plan's alone; what the script prints goes to stderr
-    planning = Planning(asked_by(args), args, tuple(words), sys.stdout)
+    keep = os.environ.pop(KEEP_VARIABLE, "")
+    planning = Planning(asked_by(args), args, tuple(words), sys.stdout, keep)
     PoplarExecutor.first_call_taker = planning
     if args.json or args.csv:
         sys.stdout = sys.stderr

@@ -31,6 +31,10 @@ from ipuscope.planner.mappings.question import (
 )
 from ipuscope.planner.mappings.search_state import EngineLost, News, NoMapping
 
+_NORMS = (
+    "the micro-batch stays as it is, since batch norms take their statistics over it:"
+    " --micro-batches tries others"
+)
 USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations' and Poplar's
 
 
@@ -75,8 +79,12 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
             workers.close()
     except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
+    notes = best_plan.notes
+    if has_batch_norms(call) and not asked.micro_batches:
+        notes = (*notes, _NORMS)
     return replace(
         best_plan,
+        notes=notes,
         modules=captured.modules,
         model=type(call.model).__name__,
         command=asked.command,
@@ -90,7 +98,8 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     """The question, with the script's own settings where nothing is said."""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
-    sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
+    others = (micro_batch,) if has_batch_norms(call) else usual_micro_batches(micro_batch, batch)
+    sizes = asked.micro_batches or tuple(size for size in others if batch % size == 0)
     if not sizes:
         raise QuestionError(
             f"--global-batch {batch} is not a multiple of the script's micro-batch of"
@@ -116,6 +125,12 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
         tuple(name for name, given in given_of(asked, fixed).items() if not given),
         _keeps(call, fixed),
     )
+
+
+def has_batch_norms(call: FirstCall) -> bool:
+    """Whether batch norms take their statistics over a micro-batch, which then stays as it is."""
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    return call.training and any(isinstance(one, norms) for one in call.model.modules())
 
 
 def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:

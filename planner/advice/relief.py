@@ -17,7 +17,8 @@ from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
-from ipuscope.planner.predict.what_if import Assignment, memory_of
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
@@ -129,22 +130,8 @@ def way_to_fit(
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
     least = fewest_stages(basis.costs, choices)
     if least > len(basis.costs):
-        return f"{words} {_too_large(basis.costs)}"
+        return f"{words} {too_large(basis.costs)}"
     return f"{words} With the present settings it needs at least {count(least, 'IPU')}."
-
-
-def _too_large(costs: Costs) -> str:
-    """Names the Block that takes most of an IPU of its own, and the way out."""
-    if len(costs) == 1:
-        return "The model is one Block, and more than an IPU holds: its parts may fit on more IPUs."
-    every = range(len(costs))
-    saving = (ALL_CHOICES[-1] if costs.training else Choice.profiled(costs),) * len(costs)
-    alone = memory_of(costs, Assignment((*every,), (*every,), saving))
-    block = costs.names[min(every, key=lambda k: alone[k].free)]
-    return (
-        f"Block {block} alone is more than an IPU holds, whatever is saved: cut its tensors over"
-        " several IPUs (Options.tensorSharding), or make it more Blocks."
-    )
 
 
 def _that_fits_with(
