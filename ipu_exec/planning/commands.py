@@ -20,9 +20,10 @@ from rich.console import Console
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error
 from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
+from ipu_exec.options import Options
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
-from ipu_exec.script_levers import Levers, parse
+from ipu_exec.script_levers import Levers, changed_options, parse
 from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session.applied_levers import with_levers
 from ipu_exec.session.call_plan import FirstCall
@@ -32,6 +33,11 @@ from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.planner.mappings.search_state import INTERRUPTED
 from ipuscope.run_arguments import CHANGES, changes, numbers
 
+_DECIDED = {  # options that a plan decides, and what fixes them
+    "Training.gradientAccumulation": "--fix accumulation=N",
+    "deviceIterations": "--fix accumulation=N",
+    "replicationFactor": "--fix r=N",
+}
 _WIDE = 160  # columns of a table that goes to no terminal
 
 
@@ -120,6 +126,8 @@ def _refuse(levers: Levers) -> None:
         "recompute": (levers.recompute, "--fix recompute=yes|no"),
         "state": (levers.state, "--fix state=on-chip|off-chip"),
     }
+    others = dict(levers.options)
+    decided |= {name: (others.get(name, 0), instead) for name, instead in _DECIDED.items()}
     for name, (value, instead) in decided.items():
         if value:
             print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
@@ -128,26 +136,31 @@ def _refuse(levers: Levers) -> None:
 
 def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Asked, Levers]:
     """The question with all fixed that the script has or ``--with`` says; levers that are left."""
-    options = call.options
-    turns = options.Training.gradient_accumulation if call.training else options.device_iterations
-    every_n, several = options.output_mode is OutputMode.EveryN, levers.micro_batches
+    before, options = call.options, changed_options(call.options, levers, call.training)
+    turns, now = (_turns(one, call.training) for one in (options, before))
+    every_n, several = options.output_mode is OutputMode.EveryN, turns != now
     fixed: dict[str, object] = {}
     if options.replication_factor > 1 or keep != "alone" or every_n or several:
         fixed["r"] = options.replication_factor
     if every_n or several:
-        fixed["accumulation"] = several or turns
+        fixed["accumulation"] = turns
     if levers.recompute:
         fixed["recompute"] = levers.recompute
-    if levers.state:
-        fixed["rts" if levers.state == "in-parts" else "state"] = (
-            "yes" if levers.state == "in-parts" else levers.state
-        )
+    if levers.state == "in-parts":
+        fixed["rts"] = "yes"
+    elif levers.state:
+        fixed["state"] = levers.state
     sizes = (levers.micro_batch,) if levers.micro_batch else asked.micro_batches
     words = tuple(f"{name}={value}" for name, value in fixed.items())
     return (
         replace(asked, fixed=(*asked.fixed, *words), micro_batches=sizes),
         replace(levers, micro_batch=0, micro_batches=0),
     )
+
+
+def _turns(options: Options, training: bool) -> int:
+    """Micro-batches of a weight update (device iteration in inference)."""
+    return int(options.Training.gradient_accumulation if training else options.device_iterations)
 
 
 @dataclass

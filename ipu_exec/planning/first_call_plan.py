@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.topology import MAX_IPUS
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
@@ -31,10 +32,6 @@ from ipuscope.planner.mappings.question import (
 )
 from ipuscope.planner.mappings.search_state import EngineLost, News, NoMapping
 
-_NORMS = (
-    "the micro-batch stays as it is, since batch norms take their statistics over it:"
-    " --micro-batches tries others"
-)
 USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations' and Poplar's
 
 
@@ -80,8 +77,8 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
     except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
     notes = best_plan.notes
-    if has_batch_norms(call) and not asked.micro_batches:
-        notes = (*notes, _NORMS)
+    if (why := why_one_micro_batch(call)) and not asked.micro_batches:
+        notes = (*notes, f"the micro-batch stays: {why} (--micro-batches tries others)")
     return replace(
         best_plan,
         notes=notes,
@@ -98,8 +95,10 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     """The question, with the script's own settings where nothing is said."""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
-    others = (micro_batch,) if has_batch_norms(call) else usual_micro_batches(micro_batch, batch)
-    sizes = asked.micro_batches or tuple(size for size in others if batch % size == 0)
+    others = usual_micro_batches(micro_batch, batch)
+    if why_one_micro_batch(call):
+        others = tuple(size for size in others if size == micro_batch)
+    sizes = asked.micro_batches or others
     if not sizes:
         raise QuestionError(
             f"--global-batch {batch} is not a multiple of the script's micro-batch of"
@@ -127,10 +126,18 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     )
 
 
-def has_batch_norms(call: FirstCall) -> bool:
-    """Whether batch norms take their statistics over a micro-batch, which then stays as it is."""
+def why_one_micro_batch(call: FirstCall) -> str:
+    """Why micro-batches of another size would not compute the same; "" where they do."""
+    tensors = [one for one in tree_leaves(call.micro_batch) if isinstance(one, torch.Tensor)]
+    sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+    if len(sizes) > 1:
+        return (
+            f"inputs have {' and '.join(map(str, sorted(sizes)))} rows, so that no row is a sample"
+        )
     norms = torch.nn.modules.batchnorm._BatchNorm
-    return call.training and any(isinstance(one, norms) for one in call.model.modules())
+    if call.training and any(isinstance(one, norms) for one in call.model.modules()):
+        return "batch norms take their statistics over it"
+    return ""
 
 
 def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
