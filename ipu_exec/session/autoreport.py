@@ -219,7 +219,7 @@ _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 def provenance() -> dict[str, Any]:
     """The command, the script, and each setting from outside (`ipuscope.profiler.provenance`)."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    script = os.path.abspath(main) if main else ""
+    script = os.path.abspath(main) if main and os.path.isfile(main) else ""  # no "<stdin>"
     told = json.loads(os.environ.get(COMMAND_VARIABLE, "{}"))
     return {
         "command": told.get("command", [os.path.basename(sys.executable), *sys.argv]),
