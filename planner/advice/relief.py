@@ -126,14 +126,11 @@ def way_to_fit(
             how = f"{how}{no}" if no else "It fits, compiled with the fewest changes"
         return f"{how}: {one.title}. This compiles them: {one.command}"
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
-    if any(one.of_code for one in basis.memory_with(Levers())):
-        others = [one for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
-        tries = ", or ".join(f"ipu-run --with {argument(one)} SCRIPT" for one in others)
-        return (
-            f"What is too large{where} is code, and only a compile tells how much other settings"
-            f" have: {tries or 'ipu-run --num-ipus N SCRIPT'}"
-        )
     words = f"No combination of up to three levers is predicted to fit{where}."
+    if any(one.of_code for one in basis.memory_with(Levers())):
+        others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
+        words = f"Code is what is too large{where}: what other settings need only a compile tells"
+        words += f" (ipu-run --with {' or '.join(others)} SCRIPT)." if others else "."
     if not basis.can_split:
         return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
