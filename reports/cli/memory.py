@@ -23,11 +23,11 @@ EXAMPLES = """  ipu-report memory demo/training
   ipu-report memory --by tile --ipu 2 --csv demo/training > tiles.csv
   ipu-report memory --by category --json demo/training
 """
+TOP = 20  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
     )
@@ -36,45 +36,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("ipu", "category", "tile"),
         help="one table only: IPUs, their contents, or their tiles (default: the first two)",
     )
-    common.add_top(parser, 20)
     common.add_each(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    over = False
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.planner.advice import way_to_fit
+    from ipuscope.reports.tables import Page, say
 
-    def page(report: Report) -> Page:
-        nonlocal over
-        from ipuscope.planner.advice import way_to_fit
-        from ipuscope.reports.tables import Page, say
-
-        if args.ipu is not None:
-            common.check_ipu(report, args.ipu)
-        ipus = by_ipu(report, args.ipu, args.each)
-        tables = [ipus] if args.by in (None, "ipu") else []
-        if args.by in (None, "category"):
-            tables.append(_by_category(report, args))
-        if args.by == "tile":
-            tables.append(_by_tile(report, args))
-        too_full = ipus.frame[ipus.frame["overflow"] > 0]
-        over = over or len(too_full) > 0
-        notes = [
-            say(
-                f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile"
-                f" {row['fullest_tile']} and {row['tiles_over'] - 1:,} other tiles too full.",
-                "bold red",
-            )
-            for row in too_full.to_dict("records")
-        ]
-        if len(too_full) and (relief := _relief(report)):
-            tables += relief
-            notes.append(say(way_to_fit(report)))
-        return Page(str(report.path), (*tables, *notes))
-
-    failed = common.each_profile(args, page)
-    return failed or (common.NOT_SO if over else common.OK)
+    if args.ipu is not None:
+        common.check_ipu(report, args.ipu)
+    ipus = by_ipu(report, args.ipu, args.each)
+    tables = [ipus] if args.by in (None, "ipu") else []
+    if args.by in (None, "category"):
+        tables.append(_by_category(report, args))
+    if args.by == "tile":
+        tables.append(_by_tile(report, args))
+    too_full = ipus.frame[ipus.frame["overflow"] > 0]
+    notes = [
+        say(
+            f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile"
+            f" {row['fullest_tile']} and {row['tiles_over'] - 1:,} other tiles too full.",
+            "bold red",
+        )
+        for row in too_full.to_dict("records")
+    ]
+    if len(too_full) and (relief := _relief(report)):
+        tables += relief
+        notes.append(say(way_to_fit(report)))
+    return Page(str(report.path), (*tables, *notes), holds=too_full.empty)
 
 
 def _relief(report: Report) -> list[Table]:
