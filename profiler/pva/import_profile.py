@@ -29,7 +29,7 @@ from ipuscope.profiler.pva import import_blocks
 
 _IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
 _NAMES: dict[type[Any], tuple[str, ...]] = {
-    records.Op: ("name", "module", "popart_name", "file"),
+    records.Op: ("name", "module", "popart_name"),
     records.HostEvent: ("label",),
     **dict.fromkeys(
         (records.Block, records.ComputeSet, records.Program, records.Step, records.Variable),
@@ -140,6 +140,8 @@ class _Import:
         for row in rows:
             self.met.rows[row.table] += 1
             if self._names is not None:
+                if isinstance(row, records.Op):
+                    row.file = ""
                 for column in _NAMES.get(type(row), ()):
                     names, own = self._names, getattr(row, column)
                     setattr(row, column, names.setdefault(own, f"name {len(names)}"))
