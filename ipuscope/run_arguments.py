@@ -122,8 +122,8 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         metavar="N",
         help=(
             "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
-            " and replicas, in the micro-batches that are quickest by the costs of one compile (it"
-            " runs up to its first model twice)"
+            " and replicas, in the micro-batches that --plan N finds quickest (the script runs up"
+            " to its first model twice)"
         ),
     )
     parser.add_argument("--ipus", help=argparse.SUPPRESS)  # the former name

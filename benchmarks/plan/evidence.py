@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.dated import dated
 from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis.facts import facts
 
@@ -66,29 +67,27 @@ def row(name: str) -> str:
     """The row of a model."""
     ipus, script = SCRIPTS[name]
     with tempfile.TemporaryDirectory() as folder:
-        cells, place = [], Path(folder)
-        for which, words in (("alone", ()), ("num", ("--num-ipus", str(ipus)))):
-            run(
-                *("--compile-only", "--profile-dir", str(place / which), *words, *script),
-                folder=folder,
-            )
-            cells.append(compiled(place / which))
+        place = Path(folder)
         plan = place / "tuned.json"
+
+        def rate(which: str, *words: str) -> str:
+            profile = ("--compile-only", "--profile-dir", str(place / which))
+            run(*profile, *words, *script, folder=folder)
+            return compiled(place / which)
+
+        # the tune first, with nothing on the disk
         error, seconds = run("--tune", str(ipus), "--write", str(plan), *script, folder=folder)
         if error:
             raise SystemExit(f"{name}: {error}")
         made = json.loads(plan.read_text())
-        run(
-            *("--compile-only", "--profile-dir", str(place / "best")),
-            *("--placement", str(plan), *script),
-            folder=folder,
-        )
-        mapping, best = made["mapping"], compiled(place / "best")
-        shape = f"t={mapping['shards']} p={len(made['stages'])} r={mapping['replicas']}"
+        mapping = made["mapping"]
+        shape = f"t={mapping['shards']} p={len({one['ipu'] for one in made['stages']})}"
+        shape += f" r={mapping['replicas']}"
         shape += f", micro-batch {mapping['micro_batch']} x {mapping['accumulation']}"
-        cells += [f"**{best}**", shape, f"{mapping['script_samples']:,}"]
-        cells += [str(made["plan"]["compiles"]), f"{seconds:,.0f}"]
-    return f"| {name} | {ipus} | {' | '.join(cells)} |"
+        cells = [rate("alone"), rate("num", "--num-ipus", str(ipus))]
+        cells += [f"**{rate('best', '--placement', str(plan))}**", shape]
+        cells += [f"{mapping['script_samples']:,}", str(made["plan"]["compiles"])]
+    return f"| {name} | {ipus} | {' | '.join(cells)} | {seconds:,.0f} |"
 
 
 def write(names: Iterable[str]) -> None:
@@ -100,7 +99,7 @@ def write(names: Iterable[str]) -> None:
     for name in names:
         rows[name] = row(name)
         print(rows[name], flush=True)
-    head = heading + section.partition("| --- |")[0]
-    order = [rows[name] for name in SCRIPTS if name in rows]
-    rule = "| --- |" + " ---: |" * 4 + " --- |" + " ---: |" * 3
-    PAGE.write_text(before + "\n".join([head.rstrip(), rule, *order, ""]) + end + after)
+        head = heading + section.partition("| --- |")[0]
+        order = [rows[name] for name in SCRIPTS if name in rows]
+        rule = "| --- |" + " ---: |" * 4 + " --- |" + " ---: |" * 3
+        PAGE.write_text(dated(before + "\n".join([head.rstrip(), rule, *order, ""]) + end + after))

@@ -1,113 +1,63 @@
-"""The mapping that `ipu-run --num-ipus` chooses: the fastest by the profile of one compile."""
+"""`ipu-run --num-ipus`: the script's own plan onto so many IPUs, made before it runs."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ipu_exec.commands.program import NOTHING_WRAPPED, WARNING, Program
 from ipu_exec.errors import Error
-from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
-from ipu_exec.script_levers import asked
+from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
 from ipuscope.profiler.units import count, per_second
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
 if TYPE_CHECKING:
-    from ipuscope.planner.costs.profile_costs import Costs
-    from ipuscope.planner.levers.levers import Basis
     from ipuscope.planner.mappings import Plan
 
-_MOST_LINES = 8  # of a compile's error that are repeated
+_MOST_LINES = 8  # of a plan's error that are repeated
 _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
+_CHILD = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
 
 
 def placement_for(ipus: int, program: Program, arguments: Sequence[str], alone: bool) -> str:
-    """The path of a placement of the script's Blocks, or layers, on that many IPUs.
+    """The path of the plan of the script's Blocks, or layers, onto that many IPUs.
 
-    The file lasts as long as this process. ``alone``: no other instance shares its replicas. Error
-    if the script does not compile or nothing fits.
+    It is what ``ipu-run --plan`` finds, but that outputs, replicas and micro-batches stay which the
+    script or ``--with`` names. The file lasts as long as this process. ``alone``: no other instance
+    shares its replicas. Error if the script does not compile or nothing fits.
     """
-    from ipuscope.planner.advice.relief import way_to_fit
-    from ipuscope.planner.levers.levers import Basis
-    from ipuscope.planner.mappings.plan_file import save
-    from ipuscope.planner.search.refusal import nearest_in_words
-    from ipuscope.profiler import ProfileError, open_report
+    from ipuscope.planner.mappings import PlanError, load
 
     folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
     atexit.register(folder.cleanup)
-    profile = _compiled(ipus, program, arguments, folder.name)
+    file = Path(folder.name) / "placement.json"
+    _plan(ipus, program, arguments, file, alone)
     try:
-        with (
-            waiting(f"ipu-run: the quickest mapping onto {ipus} IPUs") as say,
-            open_report(profile) as report,
-        ):
-            basis = Basis.of(report)
-            costs, modules = basis.costs, tuple(report.options.get("proposedBlocks", ()))
-            try:
-                made = replace(_chosen(basis, ipus, alone, say), modules=modules)
-            except ValueError as error:
-                near = nearest_in_words(costs, range(ipus))
-                words = f"{error}{near}. {way_to_fit(report, ipus)}"
-                raise Error(f"--num-ipus {ipus}: {words}") from error
-    except (ValueError, ProfileError) as error:
+        made = load(file)
+    except PlanError as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
-    again = shlex.join(["ipu-run", "--tune", str(ipus), *program.words, *arguments])
-    for line in _choice_lines(costs, made, ipus, again):
+    for line in _choice_lines(made, ipus):
         print(line, file=sys.stderr)
-    return str(save(made, os.path.join(folder.name, "placement.json")))
+    return str(file)
 
 
-def _chosen(basis: Basis, ipus: int, alone: bool, say: Say) -> Plan:
-    """The mapping that the profile promises most of; the training stays what the script has.
-
-    So do a micro-batch over which batch norms take their statistics, replicas that are the
-    script's or of several instances, and what ``--with`` says.
-    """
-    from ipu_exec.machine import target
-    from ipu_exec.planning.engine import RingsOnTarget
-    from ipuscope.planner.levers.registry import cuts
-    from ipuscope.planner.mappings.from_profile import best_by_profile
-
-    levers, report = asked(), basis.report
-    every_n = "EveryN" in str(report.options.get("outputMode"))
-    fixed: dict[str, Any] = {}
-    if basis.costs.replicas > 1 or not alone or every_n or levers.micro_batches:
-        fixed["r"] = basis.costs.replicas
-    if every_n or levers.micro_batches:
-        fixed["accumulation"] = basis.costs.micro_batches
-    if levers.recompute:
-        fixed["recompute"] = levers.recompute == "yes"
-    if levers.state:
-        fixed["state"] = levers.state == "off-chip"
-    norms = basis.costs.training and report.ops["aten"].str.contains("batch_norm").any()
-    sizes = [] if norms or levers.micro_batch else [size for size, _ in cuts(basis, 1)]
-    rings = RingsOnTarget(target(report.target.name))
-    return best_by_profile(basis, ipus, rings, sizes, fixed, lambda news: say(news.what))
-
-
-def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:
-    """The path of the profile of a compile of the script, with so many stages' Blocks."""
-    child = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", child, "--compile-only", "--profile-dir", folder]
+def _plan(ipus: int, program: Program, arguments: Sequence[str], file: Path, alone: bool) -> None:
+    """Have a process of its own plan the script's first call, and write the plan."""
+    command = [sys.executable, "-c", _CHILD, "--plan", str(ipus), "--write", str(file)]
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join([path for path in sys.path if path])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": here,
-        PROPOSE_VARIABLE: str(ipus),
-        EVERY_VARIABLE: "1",
-    }
+    keep = "alone" if alone else "instances"
+    environment = {**os.environ, "PYTHONPATH": here, KEEP_VARIABLE: keep, EVERY_VARIABLE: "1"}
     with (
-        waiting("ipu-run: the Blocks' costs") as say,
+        waiting(f"ipu-run: the quickest mapping onto {ipus} IPUs") as say,
         subprocess.Popen(
             [*command, *program.words, *arguments],
             env=environment,
@@ -119,18 +69,16 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
     ):
         say("running the script")
         stderr = _relayed(process, say)
-    for kind in ("training", "inference"):
-        path = os.path.join(folder, kind)
-        if os.path.isdir(path):
-            return path
+    if process.returncode == 0 and file.is_file():
+        return
     if NOTHING_WRAPPED in stderr:
         raise Error(f"--num-ipus {ipus}: {program} {NOTHING_WRAPPED}")
-    why = _last_words(stderr) or "it compiled no model"
-    raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {why}")
+    why = _last_words(stderr) or f"{program} called no wrapped model"
+    raise Error(f"--num-ipus {ipus}: {why.removeprefix('ipu-run: --plan: ')}")
 
 
 def _relayed(process: subprocess.Popen[str], say: Say) -> str:
-    """A compile's standard error; its progress, and what `ipu-run` reports, is passed on."""
+    """A plan's standard error; its progress, and what `ipu-run` reports, is passed on."""
     lines, told = [], False
     assert process.stderr is not None
     for line in process.stderr:
@@ -152,40 +100,21 @@ def _last_words(stderr: str) -> str:
     return "\n".join(reversed([*islice(last, _MOST_LINES)]))
 
 
-def _choice_lines(costs: Costs, made: Plan, ipus: int, again: str) -> Iterator[str]:
-    """The choice, what only a compile knows of it, and the script lines for it."""
-    from ipuscope.planner.predict.memory_verdict import Answer
-
-    best, mapping, own = made.best, made.best.mapping, costs.samples // costs.replicas
+def _choice_lines(made: Plan, ipus: int) -> Iterator[str]:
+    """The choice, and the script lines for it."""
+    best, mapping = made.best, made.best.mapping
     stages = " | ".join(", ".join(stage.blocks) for stage in mapping.stages)
-    turn = "a weight update" if costs.training else "a device iteration"
+    how = "compiled" if best.off is not None else f"predicted; memory: {best.memory}"
     yield (
-        f"ipu-run: on {count(ipus, 'IPU')}: {stages} ({mapping}: {best.cycles:,} cycles {turn},"
-        f" {per_second(best.rate)} samples/s predicted)"
+        f"ipu-run: on {count(ipus, 'IPU')}: {stages} ({mapping}: {per_second(best.rate)} samples/s"
+        f" {how}, the best of {count(made.compiles + made.cached, 'compile')})"
     )
-    used = mapping.attached // (mapping.shards * (mapping.replicas if costs.replicas > 1 else 1))
-    if used < ipus:
-        free = f"{count(ipus - used, 'IPU')} {'is' if ipus - used == 1 else 'are'} free"
-        yield f"ipu-run: {free}: no mapping onto more is quicker, by the costs of this one compile"
-    if best.memory != Answer.FITS:
-        yield f"ipu-run: memory: {best.memory}. {again} compiles before it chooses"
-    elif mapping.micro_batch != own or (mapping.accumulation == 1) != (costs.micro_batches == 1):
-        yield (
-            f"ipu-run: these are estimates, by a profile of micro-batch {own} x"
-            f" {costs.micro_batches}: {again} compiles before it chooses"
-        )
-    ties = costs.cuts.ties
-    for one in ties.parted([stage.ipu for stage in mapping.stages for _ in stage.blocks]):
-        weight = f"{ties.names[one]} travels between IPUs: {ties.nbytes[one]:,} bytes"
-        yield f"ipu-run: the tied weight {weight}"
-    ipus_of = [stage.ipu for stage in mapping.stages]
-    for stage, ipu in enumerate(ipus_of):
-        if ipu in ipus_of[:stage]:
-            names = ", ".join(ties.names)
-            tied = f", with the tied weight {names}" if names else ""
-            yield f"ipu-run: stage {stage} is on IPU {ipu} again{tied}: quicker so"
+    if mapping.attached < ipus:
+        free = f"{count(ipus - mapping.attached, 'IPU')}"
+        yield f"ipu-run: {free} stay free: no mapping onto more that was looked at is quicker"
+    yield from (f"ipu-run: {note}" for note in made.notes)
     if made.modules:
-        yield from _script_lines(made, costs.training)
+        yield from _script_lines(made, made.question.training)
 
 
 def _script_lines(made: Plan, training: bool) -> Iterator[str]:

@@ -17,10 +17,13 @@ from typing import NoReturn, TextIO
 
 from rich.console import Console
 
+from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error
+from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
+from ipu_exec.options import Options
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
-from ipu_exec.script_levers import Levers, parse
+from ipu_exec.script_levers import Levers, changed_options, parse
 from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session.applied_levers import with_levers
 from ipu_exec.session.call_plan import FirstCall
@@ -30,6 +33,11 @@ from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.planner.mappings.search_state import INTERRUPTED
 from ipuscope.run_arguments import CHANGES, changes, numbers
 
+_DECIDED = {  # options that a plan decides, and what fixes them
+    "Training.gradientAccumulation": "--fix accumulation=N",
+    "deviceIterations": "--fix accumulation=N",
+    "replicationFactor": "--fix r=N",
+}
 _WIDE = 160  # columns of a table that goes to no terminal
 
 
@@ -57,6 +65,7 @@ class Planning:
     args: argparse.Namespace
     words: tuple[str, ...]
     out: TextIO
+    keep: str = ""  # for --num-ipus, which leaves the script what it has
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
@@ -75,8 +84,11 @@ class Planning:
         self, call: FirstCall, levers: Levers, modules: Sequence[str], ending: _Ending
     ) -> Plan:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
-        _refuse(levers)
         question = replace(self.asked, command=shlex.join(self.words))
+        if self.keep:
+            question, levers = _kept(question, call, levers, self.keep)
+        else:
+            _refuse(levers)
         best = _planned(with_levers(call, levers), question, self.args, ending)
         best = replace(best, modules=best.modules or tuple(modules), levers=levers.text.strip(","))
         _shown(best, self.args, self.out)
@@ -114,10 +126,41 @@ def _refuse(levers: Levers) -> None:
         "recompute": (levers.recompute, "--fix recompute=yes|no"),
         "state": (levers.state, "--fix state=on-chip|off-chip"),
     }
+    others = dict(levers.options)
+    decided |= {name: (others.get(name, 0), instead) for name, instead in _DECIDED.items()}
     for name, (value, instead) in decided.items():
         if value:
             print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
             raise SystemExit(2)
+
+
+def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Asked, Levers]:
+    """The question with all fixed that the script has or ``--with`` says; levers that are left."""
+    before, options = call.options, changed_options(call.options, levers, call.training)
+    turns, now = (_turns(one, call.training) for one in (options, before))
+    every_n, several = options.output_mode is OutputMode.EveryN, turns != now
+    fixed: dict[str, object] = {}
+    if options.replication_factor > 1 or keep != "alone" or every_n or several:
+        fixed["r"] = options.replication_factor
+    if every_n or several:
+        fixed["accumulation"] = turns
+    if levers.recompute:
+        fixed["recompute"] = levers.recompute
+    if levers.state == "in-parts":
+        fixed["rts"] = "yes"
+    elif levers.state:
+        fixed["state"] = levers.state
+    sizes = (levers.micro_batch,) if levers.micro_batch else asked.micro_batches
+    words = tuple(f"{name}={value}" for name, value in fixed.items())
+    return (
+        replace(asked, fixed=(*asked.fixed, *words), micro_batches=sizes),
+        replace(levers, micro_batch=0, micro_batches=0),
+    )
+
+
+def _turns(options: Options, training: bool) -> int:
+    """Micro-batches of a weight update (device iteration in inference)."""
+    return int(options.Training.gradient_accumulation if training else options.device_iterations)
 
 
 @dataclass
@@ -154,7 +197,8 @@ def _ended_by_sigterm_too() -> Iterator[_Ending]:
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Have the first model that the script calls planned instead of compiled."""
     # with --json and --csv stdout is the plan's alone; what the script prints goes to stderr
-    planning = Planning(asked_by(args), args, tuple(words), sys.stdout)
+    keep = os.environ.pop(KEEP_VARIABLE, "")
+    planning = Planning(asked_by(args), args, tuple(words), sys.stdout, keep)
     PoplarExecutor.first_call_taker = planning
     if args.json or args.csv:
         sys.stdout = sys.stderr

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.topology import MAX_IPUS
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
@@ -75,8 +76,12 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
             workers.close()
     except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
+    notes = best_plan.notes
+    if (why := why_one_micro_batch(call)) and not asked.micro_batches:
+        notes = (*notes, f"the micro-batch stays: {why} (--micro-batches tries others)")
     return replace(
         best_plan,
+        notes=notes,
         modules=captured.modules,
         model=type(call.model).__name__,
         command=asked.command,
@@ -90,7 +95,10 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
     """The question, with the script's own settings where nothing is said."""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
-    sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
+    others = usual_micro_batches(micro_batch, batch)
+    if why_one_micro_batch(call):
+        others = tuple(size for size in others if size == micro_batch)
+    sizes = asked.micro_batches or others
     if not sizes:
         raise QuestionError(
             f"--global-batch {batch} is not a multiple of the script's micro-batch of"
@@ -116,6 +124,20 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
         tuple(name for name, given in given_of(asked, fixed).items() if not given),
         _keeps(call, fixed),
     )
+
+
+def why_one_micro_batch(call: FirstCall) -> str:
+    """Why micro-batches of another size would not compute the same; "" where they do."""
+    tensors = [one for one in tree_leaves(call.micro_batch) if isinstance(one, torch.Tensor)]
+    sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+    if len(sizes) > 1:
+        return (
+            f"inputs have {' and '.join(map(str, sorted(sizes)))} rows, so that no row is a sample"
+        )
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    if call.training and any(isinstance(one, norms) for one in call.model.modules()):
+        return "batch norms take their statistics over it"
+    return ""
 
 
 def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:

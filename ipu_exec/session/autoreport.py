@@ -38,6 +38,7 @@ from ipu_exec.option_groups.engine_options import (
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.provenance import digest_of
 from ipuscope.profiler.pva import debug_info
@@ -85,7 +86,7 @@ class ProfileSession:
                 sources=source_text(executable.graph),
                 callers=callers(executable.graph),
                 instances=[asdict(peer) for peer in peers],
-                state="compiled" if over is None else "out of memory",
+                state="compiled" if over is None else OUT_OF_MEMORY,
             )
             for batch in rows(executable):
                 self._writer.add(batch)
@@ -218,7 +219,7 @@ _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 def provenance() -> dict[str, Any]:
     """The command, the script, and each setting from outside (`ipuscope.profiler.provenance`)."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    script = os.path.abspath(main) if main else ""
+    script = os.path.abspath(main) if main and os.path.isfile(main) else ""  # no "<stdin>"
     told = json.loads(os.environ.get(COMMAND_VARIABLE, "{}"))
     return {
         "command": told.get("command", [os.path.basename(sys.executable), *sys.argv]),

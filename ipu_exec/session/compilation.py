@@ -15,7 +15,6 @@ from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.options import Options
-from ipu_exec.session import proposed_blocks
 from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.files.executable_file import from_cache
@@ -42,24 +41,14 @@ def compile_step(
     """
     asked = compile_options(options, training, samples_of((args, kwargs)), groupings)
     progress(0.0, "capture")
-    capture = partial(
-        passes.capture_model,
+    graph = passes.capture_model(
         *(model, args, kwargs, optimizer if training else None, contents, asked),
         options.tensor_sharding,
     )
-    graph = capture()
-    proposed: tuple[str, ...] = ()
-    if proposed_blocks.asked_stages() and not graph.blocks:
-        proposed = proposed_blocks.propose(model, graph, proposed_blocks.asked_stages())
-        proposed_blocks.begin_blocks(model, proposed)
-        graph = capture()
-    if proposed_blocks.asked_stages():
-        asked = proposed_blocks.spread(asked, graph)
     compiled = partial(passes.compile_graph, graph, asked, progress)
     directory = options.executable_cache
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
-    settings = options.flat() | ({"proposedBlocks": list(proposed)} if proposed else {})
-    return replace(executable, settings=settings, contents=tuple(contents))
+    return replace(executable, settings=options.flat(), contents=tuple(contents))
 
 
 # -- The error of a model that does not fit, with what would free most ---
@@ -76,7 +65,5 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
             lines, way = in_words(relief(report)), way_to_fit(report)
     except (ProfileError, ValueError):
         return error
-    if not lines:
-        return error
-    lines_of_relief = "\n  ".join(["What frees most of that tile:", *lines])
-    return OutOfMemoryError(f"{error}\n{lines_of_relief}\n{way}", profile_path=error.profile_path)
+    most = ["\n  ".join(["What frees most of that tile:", *lines])] if lines else []
+    return OutOfMemoryError("\n".join([str(error), *most, way]), profile_path=error.profile_path)

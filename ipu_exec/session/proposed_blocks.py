@@ -1,18 +1,15 @@
 """Blocks for a model that opens none, and the micro-batches that their pipeline needs.
 
-`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. If the model opens
-none, each layer of its lists, and each other part with weights, begins a Block of the module's
-name. The placement file has these names, so that the script runs unchanged.
+Where a plan is made for a model that opens none, each layer of its lists, and each other part with
+weights, begins a Block of the module's name. The placement file has these names, so that the script
+runs unchanged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -21,11 +18,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
-from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.placement_file import load_proposal
 from ipuscope.profiler.enums import Direction, Role
@@ -37,59 +32,28 @@ _LISTS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
 _GIVEN = (Role.WEIGHT, Role.BUFFER, Role.INPUT)  # no stage before computed them
 
 
-def asked_stages() -> int:
-    """The number of stages for which `ipu-run --num-ipus` wants Blocks and micro-batches, or 0."""
-    return int(os.environ.get(PROPOSE_VARIABLE, "0"))
-
-
 def prepare(
     model: torch.nn.Module, options: Options, training: bool, inputs: Any
 ) -> Options | None:
-    """Before a compile: the options for the stages that `ipu-run --num-ipus` wants costs for.
+    """Before a compile: the options for a placement file that was made for another model.
 
     A placement file may have modules that begin Blocks, and stages of a plan for the script's other
-    model, in training or inference, which need micro-batches here. None if there is neither.
+    model, in training or inference, which need micro-batches here. None where nothing changes.
     """
-    stages = asked_stages()
-    if options.placement:
-        begin_blocks(model, load_proposal(options.placement))
-        plan, kind = options.placement_mapping, "training" if training else "inference"
-        of_other = plan is not None and plan.kind != kind
-        stages = len(options.execution_strategy.stages) if of_other else 0
-    if not stages:
+    if not options.placement:
         return None
-    if options.execution_strategy.kind != PipelinedExecution.kind:
-        return options
+    begin_blocks(model, load_proposal(options.placement))
+    plan, kind = options.placement_mapping, "training" if training else "inference"
+    stages = len(options.execution_strategy.stages)
+    of_other = plan is not None and plan.kind != kind and stages
+    if not of_other or options.execution_strategy.kind != PipelinedExecution.kind:
+        return None
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     samples = gcd(*(tensor.shape[0] for tensor in tensors if tensor.dim())) or 1
-    # One more for a tied weight, whose last stage may return to an IPU, if samples suffice.
-    for count in (stages + 1, stages) if has_tied_weights(model) else (stages,):
-        with contextlib.suppress(PipelineDepthError):
-            least = closed_forms.pipeline_stages(count, training)
-            return deep_enough(options, training, least, samples)
-    return options  # and whoever chooses a split says what is missing
-
-
-def spread(asked: CompileOptions, graph: Graph) -> CompileOptions:
-    """The options with few Blocks a stage, whose memory is near what each has alone."""
-    if asked.strategy.execution is not Execution.PIPELINED or not graph.blocks:
-        return asked
-    names, least = [block.name for block in graph.blocks], closed_forms.pipeline_stages
-    counts = range(1, min(len(names), asked_stages()) + 1)
-    fill = [count for count in counts if least(count, asked.training) <= asked.micro_batches]
-    count = max(fill, default=1)
-    cuts = np.linspace(0, len(names), count + 1).round().astype(int).tolist()
-    stages = tuple(
-        StageOptions(tuple(names[a:b]), k, k, recompute=False if k < count - 1 else None)
-        for k, (a, b) in enumerate(pairwise(cuts))
-    )
-    return replace(asked, strategy=StrategyOptions(stages=stages), auto_round_ipus=True)
-
-
-def has_tied_weights(model: torch.nn.Module) -> bool:
-    """Whether two of its modules share a parameter."""
-    by_name = list(model.named_parameters(remove_duplicate=False))
-    return len(by_name) > len({id(parameter) for _, parameter in by_name})
+    with contextlib.suppress(PipelineDepthError):
+        least = closed_forms.pipeline_stages(stages, training)
+        return deep_enough(options, training, least, samples)
+    return options  # and the compile says what is missing
 
 
 def deep_enough(options: Options, training: bool, least: int, samples: int) -> Options:

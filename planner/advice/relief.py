@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
+from math import ceil
 
 from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
@@ -15,9 +16,11 @@ from ipuscope.planner.levers.compile_again import merged
 from ipuscope.planner.levers.levers import STATES, Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
+from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
-from ipuscope.planner.predict.what_if import Assignment, memory_of
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
@@ -117,34 +120,36 @@ def way_to_fit(
     basis = basis_of(report)
     one = report.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
     if one is not None:
-        how = "by the profile's costs; compile to know"
+        how = "Predicted to fit with the fewest changes"
         if compiled is not None:
-            how = "compiled: it fits" if compiled(one.levers) else "compiled: it does not fit"
-        words = f"The fewest changes with which every IPU fits: {one.title} ({how})"
-        return f"{words}: {one.command}"
+            no = "" if compiled(one.levers) else ", and compiled does not"
+            how = f"{how}{no}" if no else "It fits, compiled with the fewest changes"
+        return f"{how}: {one.title}. This compiles them: {one.command}"
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
-    words = f"No combination of up to three levers makes it fit{where}, by the profile's costs."
+    words = f"No combination of up to three levers is predicted to fit{where}."
+    if any(one.of_code for one in basis.memory_with(Levers())):
+        others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
+        words = f"Code is what is too large{where}: what other settings need only a compile tells"
+        words += f" (ipu-run --with {' or '.join(others)} SCRIPT)." if others else "."
     if not basis.can_split:
         return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
     least = fewest_stages(basis.costs, choices)
-    if least > len(basis.costs):
-        return f"{words} {_too_large(basis.costs)}"
-    return f"{words} With the present settings it needs at least {count(least, 'IPU')}."
+    if least <= len(basis.costs):
+        more = attached(max(least, ipus + 1))
+        words += f" With the present settings it needs at least {count(least, 'IPU')}."
+    elif len(basis.costs) == 1:
+        more = attached(max(ipus + 1, ceil(max(map(_share, _verdicts(basis, Levers()))))))
+        words += " The model is one Block: its parts may fit on more IPUs."
+    else:
+        return f"{words} {too_large(basis.costs)}"
+    command = _command(Provenance.of(basis.report), more, "")
+    return f"{words} This compiles mappings until one fits: {command}"
 
 
-def _too_large(costs: Costs) -> str:
-    """Names the Block that takes most of an IPU of its own, and the way out."""
-    if len(costs) == 1:
-        return "The model is one Block, and more than an IPU holds: its parts may fit on more IPUs."
-    every = range(len(costs))
-    saving = (ALL_CHOICES[-1] if costs.training else Choice.profiled(costs),) * len(costs)
-    alone = memory_of(costs, Assignment((*every,), (*every,), saving))
-    block = costs.names[min(every, key=lambda k: alone[k].free)]
-    return (
-        f"Block {block} alone is more than an IPU holds, whatever is saved: cut its tensors over"
-        " several IPUs (Options.tensorSharding), or make it more Blocks."
-    )
+def _share(verdict: Verdict) -> float:
+    """Bytes of the fullest tile over what a tile has."""
+    return verdict.nbytes / verdict.limit
 
 
 def _that_fits_with(
@@ -174,12 +179,17 @@ def _as_one(basis: Basis, levers: Levers, split: Assignment | None) -> Fewest:
     """A combination, with the command that compiles the script with it."""
     made = Provenance.of(basis.report)
     number = len(set(split.ipus)) if split is not None else made.num_ipus
-    words = ["ipu-run", *(["--num-ipus", str(number)] if number else [])]
-    words += ["--with", both] if (both := merged(made.levers, argument(levers))) else []
-    command = shlex.join([*words, made.script or "SCRIPT", *made.arguments])
+    command = _command(made, number, argument(levers))
     what = [title(basis, levers)] if levers.pulled else []
     what += ["the quickest split"] if split is not None else []
     return Fewest(replace(levers, split=split), " and ".join(what), command)
+
+
+def _command(made: Provenance, ipus: int, levers: str) -> str:
+    """The command that compiles the script again so."""
+    words = ["ipu-run", *(["--num-ipus", str(ipus)] if ipus else [])]
+    words += ["--with", both] if (both := merged(made.levers, levers)) else []
+    return shlex.join([*words, *((made.script, *made.arguments) if made.script else ("SCRIPT",))])
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:

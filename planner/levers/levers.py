@@ -155,6 +155,14 @@ class Basis:
         """Samples of one replica's micro-batch."""
         return max(1, int(number(self.report.meta, "micro_batch", 1)))
 
+    @cached_property
+    def has_samples(self) -> bool:
+        """Whether all inputs have as many rows: a graph's nodes and edges are no samples."""
+        variables = self.report.variables_with("role", "shape")
+        shapes = variables.loc[variables["role"] == Role.INPUT, "shape"]
+        first = {json.loads(shape)[:1][0] for shape in shapes.unique() if shape not in ("", "[]")}
+        return len(first) <= 1
+
     @property
     def state(self) -> str:
         """Where optimiser state is stored: one of `STATES`."""

@@ -114,7 +114,9 @@ class _MicroBatch(Lever):
     changes = "samples"
 
     def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
-        """Sizes in samples, with as many micro-batches; none if 0 are allowed."""
+        """Sizes in samples, with as many micro-batches; none if 0 are allowed, or there is one."""
+        if not basis.has_samples:
+            return []
         per_update = basis.costs.samples // basis.micro_batch
         sizes = [basis.micro_batch * ratio for ratio in RATIOS]
         # 0 samples: a file that contradicts itself
@@ -363,6 +365,8 @@ def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
 
 def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
     """Other micro-batch sizes, with the number of them that has the present samples."""
+    if not basis.has_samples:
+        return []
     samples = basis.micro_batch * basis.costs.micro_batches
     smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
     largest = min(samples, int(basis.micro_batch * RATIOS[-1]))

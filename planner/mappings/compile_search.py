@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings import plan_words
 from ipuscope.planner.mappings.compile_waves import (
     at_once,
@@ -46,6 +47,7 @@ from ipuscope.planner.mappings.search_state import (
 )
 from ipuscope.planner.mappings.settling import proportions_of_ipus, settle, take
 from ipuscope.planner.one_thread import in_one_thread
+from ipuscope.planner.predict.memory_verdict import Answer
 
 _SHOWN_OF_EACH = 4  # compile in phases, of the cuts that it promises
 
@@ -106,7 +108,7 @@ def _in_one_pipeline(state: State, keys: Sequence[Key], own: Mapping | None) -> 
 
 
 def _come_back(state: State) -> None:
-    """Where nothing fits, try lists of IPUs with a returning stage (else `_rebalanced` does)."""
+    """Where nothing fits, try what may fit, and stages that return (else `_rebalanced` does)."""
     if any(one.runs for one in state.candidates) or state.late():
         return
     arguments = [(one, state.question, state.engine.rings) for one in state.priced.values()]
@@ -119,8 +121,11 @@ def _plan_of(state: State) -> Plan:
     """Best first; those that turned out not to run come last."""
     question = state.question
     ranked = sorted(state.candidates, key=state.worth, reverse=True)
+    # what was not compiled, and may not fit, leads only where nothing else does
+    unsure = [one for one in ranked if one.obtained is None and one.memory != Answer.FITS]
     ranked.sort(key=lambda one: not one.runs)
-    best = ranked[0]
+    best = next((one for one in ranked if one.runs and one not in unsure), ranked[0])
+    ranked = [best, *(one for one in ranked if one is not best)]
     gap = 0.0
     if state.open_rate > best.rate:
         gap = 1 - best.rate / state.open_rate
@@ -137,7 +142,8 @@ def _plan_of(state: State) -> Plan:
         seconds=time.monotonic() - state.began,
         clock_hz=some.machine.clock_hz,
     )
-    return replace(draft, why=tuple(plan_words.why(draft)))
+    notes = plan_words.ties_and_returns(draft, some) if isinstance(some, Costs) else ()
+    return replace(draft, why=tuple(plan_words.why(draft)), notes=tuple(notes))
 
 
 def allows(question: Question, mapping: Mapping) -> bool:

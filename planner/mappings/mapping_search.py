@@ -30,11 +30,13 @@ from ipuscope.planner.mappings.priced import (
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
+from ipuscope.planner.search.near_fits import or_close, quicker_if_it_fits
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
+_WORTH_A_COMPILE = 0.05  # of the speed: gained by what may be too large for a tile
 _AT_ONCE = 3  # places that are split at a time, however many workers there are
 _LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
 Each = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]
@@ -177,12 +179,13 @@ def rebalanced(
 
 
 def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
-    """The splits onto lists in which a stage comes back to any IPU, quicker and quicker.
+    """Splits for models that `ipuscope.planner.mappings.priced.places` do not surely hold.
 
-    For models that no `ipuscope.planner.mappings.priced.places` hold: two small stages may fit on
-    one IPU where one stage an IPU is too much for one of them.
+    Two small stages may fit on one IPU where one stage an IPU is too much for one of them; of other
+    splits only a compile can tell whether they fit. Each is quicker than the one before.
     """
-    every = [one for place in places(priced, question) for one in coming_back(place, question)]
+    usual = places(priced, question)
+    every = [*usual, *(one for place in usual for one in coming_back(place, question))]
     once = {(option.ipus, option.replicas): option for option in every}
     promised = [(_promise(option, question, rings), option) for option in once.values()]
     # memory does not depend on the number of replicas
@@ -192,7 +195,7 @@ def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candi
     for bound, option in sorted(promised, key=_in_order, reverse=True):
         if option.ipus in too_much or bound <= to_beat:
             continue
-        outcome = try_split(option, question, rings, to_beat or None)
+        outcome = try_split(option, question, rings, to_beat or None, close=True)
         if isinstance(outcome, Failure):
             too_much.add(option.ipus)
         elif outcome is not None:
@@ -216,10 +219,11 @@ def try_split(
     beat: tuple[float, ...] | None,
     surely: bool = False,
     exact: bool = False,
+    close: bool = False,
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, surely, exact)
+        return split_onto(place, question, rings, beat, surely, exact, close)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -280,11 +284,16 @@ def split_onto(
     beat: tuple[float, ...] | None = None,
     surely: bool = False,
     exact: bool = False,
+    close: bool = False,
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
     None: not worth more than ``beat`` with endless memory. ``surely``: none that a compile may find
-    too large. ``exact``: stages of a returning list look at every way of saving memory.
+    too large. ``exact``: stages of a returning list look at every way of saving memory. ``close``:
+    where none fits, one of which only a compile can tell.
+
+    A split that may be too large for a tile, by the error of predicted bytes, goes before one that
+    fits where it is much quicker: what leads is compiled.
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
@@ -304,7 +313,14 @@ def split_onto(
             promised = candidate_of(place, costs, here, free.proven, free.gap)
             if worth(promised, question.objective) <= beat:
                 return None
-    split: Split = best_split(costs, ipus=place.ipus, choices=choices)
+
+    def search(on_tiles: Costs) -> Split:
+        return best_split(on_tiles, ipus=place.ipus, choices=choices)
+
+    split = or_close(costs, search) if close else search(costs)
+    maybe = None if surely else quicker_if_it_fits(costs, search, split)
+    if maybe and maybe.prediction.total * (1 + _WORTH_A_COMPILE) <= split.prediction.total:
+        split = maybe
     if split.prediction.problems:
         raise ValueError("; ".join(split.prediction.problems))
     return candidate_of(place, costs, split.prediction, split.proven, split.gap)

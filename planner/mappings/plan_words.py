@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.engine import Engine
 from ipuscope.planner.mappings.mapping import Mapping
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
@@ -16,6 +17,7 @@ from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of,
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import Verdict
 from ipuscope.planner.predict.what_if import memory_of
+from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.planner.search.refusal import nearest
 from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler.units import count, per_second
@@ -154,6 +156,20 @@ def _proof(plan: Plan) -> str:
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
 
+def ties_and_returns(plan: Plan, costs: Costs) -> Iterable[str]:
+    """Sentences about stages that come back to an IPU, and weights that travel between IPUs."""
+    ties, stages = costs.cuts.ties, plan.best.mapping.stages
+    for one in ties.parted([stage.ipu for stage in stages for _ in stage.blocks]):
+        weight = f"{ties.names[one]} travels between IPUs: {ties.nbytes[one]:,} bytes"
+        yield f"the tied weight {weight}"
+    ipus = [stage.ipu for stage in stages]
+    for stage, ipu in enumerate(ipus):
+        if ipu in ipus[:stage]:
+            names = ", ".join(ties.names)
+            tied = f", with the tied weight {names}" if names else ""
+            yield f"stage {stage} is on IPU {ipu} again{tied}: quicker so"
+
+
 def _percent(share: float) -> str:
     return f"{share:.0%}"
 
@@ -276,4 +292,4 @@ def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str
     smaller = min(one.key.micro_batch for one in every)
     if smaller > 1:
         return f"A micro-batch under {smaller} takes less: --micro-batches 1"
-    return "More Blocks would let stages be smaller: let parts of the model begin one"
+    return too_large(every[0].costs)

@@ -80,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         _there(args.check[0])
         _writable(args.output)
-    failed: list[bool] = []
-    code = common.each_profile(args, lambda report: _page(report, args, failed), bool(args.check))
-    return max(code, common.NOT_SO) if any(failed) else code
+    return common.each_profile(args, lambda report: _page(report, args), bool(args.check))
 
 
 def _there(script: str) -> None:
@@ -107,7 +105,7 @@ def _writable(folder: Path | None) -> None:
         ) from error
 
 
-def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
+def _page(report: Report, args: argparse.Namespace) -> Page:
     common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import LEAST_GAIN
@@ -132,13 +130,13 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
         lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))
     outcomes, steps = _checked(report, args, basis, advices)
-    failed.append(_most(steps, outcomes) <= _present(advised))
     tables = [_table(advices, outcomes)]
     if len(steps) > 1:
         tables.append(_rounds(steps, args.output))
     errors = [say(words) for words in _errors(advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
-    return Page(str(report.path), (*tables, *lines))
+    gains = _most(steps, outcomes) > _present(advised)
+    return Page(str(report.path), (*tables, *lines), holds=gains)
 
 
 def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:

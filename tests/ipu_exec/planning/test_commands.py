@@ -11,9 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
+import ipu_exec
+from ipu_exec.planning import commands
+from ipu_exec.planning.first_call_plan import Asked, why_one_micro_batch
+from ipu_exec.script_levers import parse
+from ipu_exec.session.call_plan import FirstCall
 from ipuscope.planner.mappings import load
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.analysis.runs import runs, settings_of
@@ -207,6 +215,7 @@ def test_tuning_compares_the_training_as_it_is_with_what_is_allowed(tmp_path: Pa
     [
         (("--plan", "2", "--with", "micro-batch=8"), "a plan decides it; use --micro-batches"),
         (("--plan", "2", "--with", "recompute=no"), "a plan decides it; use --fix recompute"),
+        (("--plan", "2", "--with", "replicationFactor=2"), "a plan decides it; use --fix r=N"),
         (("--tune", "2", "--allow", "double"), "there are half and outputs to allow"),
         (("--tune", "2", "--compile-only"), "leave --compile-only out"),
         (("--allow", "half"), "--allow needs --plan N or --tune N"),
@@ -216,3 +225,34 @@ def test_no_option_is_ignored(words: tuple[str, ...], why: str, tmp_path: Path) 
     refused = ipu_run(*words, str(write(tmp_path / "train.py", TRAIN)), cwd=tmp_path)
     assert refused.returncode == 2
     assert why in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("levers", "keep", "fixed", "sizes"),
+    [
+        ("", "alone", (), ()),
+        ("", "instances", ("r=1",), ()),
+        ("recompute=no,state=in-parts", "alone", ("recompute=no", "rts=yes"), ()),
+        ("micro-batches=8,micro-batch=2", "alone", ("r=1", "accumulation=8"), (2,)),
+        ("Training.gradientAccumulation=4", "alone", ("r=1", "accumulation=4"), ()),
+        ("replicationFactor=2,state=off-chip", "alone", ("r=2", "state=off-chip"), ()),
+    ],
+)
+def test_a_plan_for_num_ipus_keeps_what_levers_say(
+    levers: str, keep: str, fixed: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    call = SimpleNamespace(training=True, options=ipu_exec.Options())
+    asked, left = commands._kept(Asked(4), cast(FirstCall, call), parse(levers), keep)
+    assert (asked.fixed, asked.micro_batches) == (fixed, sizes)
+    assert not (left.micro_batch or left.micro_batches)
+
+
+def test_a_micro_batch_that_means_more_than_its_size_stays() -> None:
+    norm, plain = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
+    graph = (torch.zeros(8, 4), torch.zeros(2, 30)), {}
+    batch = (torch.zeros(8, 4), torch.zeros(8)), {}
+    for model, inputs, why in ((norm, batch, "batch norms"), (plain, graph, "inputs have 2 and 8")):
+        call = SimpleNamespace(model=model, micro_batch=inputs, training=True)
+        assert why_one_micro_batch(cast(FirstCall, call)).startswith(why)
+    call = SimpleNamespace(model=plain, micro_batch=batch, training=True)
+    assert why_one_micro_batch(cast(FirstCall, call)) == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +13,9 @@ import ipu_exec
 from ipu_exec.compiler import passes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
-from ipu_exec.option_groups.engine_options import PROPOSE_VARIABLE
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.proposed_blocks import (
     deep_enough,
-    has_tied_weights,
     prepare,
     propose,
     script_lines,
@@ -111,17 +111,23 @@ def test_lists_of_layers_inside_layers_are_opened() -> None:
     assert names == tuple(f"stages.{k}.{part}" for k in range(2) for part in each)
 
 
-def test_a_batch_is_cut_only_where_every_input_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The edges of a graph are two rows, whatever the nodes."""
-    monkeypatch.setenv(PROPOSE_VARIABLE, "4")
+def test_a_batch_is_cut_only_where_every_input_can_be(tmp_path: Path) -> None:
+    """The edges of a graph are two rows, whatever the nodes; the plan is of the other model."""
+    of_other = {"kind": "inference", "state_in_parts": False}
+    counts = ("shards", "replicas", "micro_batch", "accumulation", "script_samples")
+    stages = [{"ipu": ipu, "blocks": [f"B{ipu}"]} for ipu in range(4)]
+    content = {"format": "ipuscope placement", "version": 2, "stages": stages}
+    content["mapping"] = {**of_other, **dict.fromkeys(counts, 1)}
+    (tmp_path / "plan.json").write_text(json.dumps(content))
     model = torch.nn.Linear(8, 8)
-    inputs = torch.zeros(32, 8), torch.zeros(2, 100)
-    options = prepare(model, ipu_exec.Options(), True, inputs)
-    assert options is not None
-    assert options.Training.gradient_accumulation == 1
-    deeper = prepare(model, ipu_exec.Options(), True, (torch.zeros(32, 8), torch.zeros(8)))
-    assert deeper is not None
-    assert deeper.Training.gradient_accumulation == 8
+
+    def accumulation(*inputs: torch.Tensor) -> int:
+        options = ipu_exec.Options().loadPlacement(tmp_path / "plan.json")
+        options = prepare(model, options, True, inputs) or options
+        return int(options.Training.gradient_accumulation)
+
+    assert accumulation(torch.zeros(32, 8), torch.zeros(2, 100)) == 1
+    assert accumulation(torch.zeros(32, 8), torch.zeros(8)) == 8
 
 
 def test_a_batch_is_cut_into_the_next_number_of_micro_batches_that_divides_it() -> None:
@@ -137,11 +143,6 @@ def test_a_batch_that_is_too_small_is_said() -> None:
     with pytest.raises(PipelineDepthError, match="at least 7; it is 1, and the 6 samples") as error:
         deep_enough(ipu_exec.Options(), True, 7, 6)
     assert error.value.least == 7
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_weights_are_seen(tied: bool) -> None:
-    assert has_tied_weights(Transformer(tied=tied)) is tied
 
 
 @pytest.mark.parametrize(("ipus", "returns"), [((0, 1, 1), False), ((0, 1, 0), True)])

@@ -16,9 +16,9 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Basis, relief, way_to_fit
 from ipuscope.planner.advice.relief import _moves as moved_blocks
-from ipuscope.planner.advice.relief import _too_large as too_large
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.profiler import Report, open_report
 from tests.models import Mlp
 
@@ -66,13 +66,13 @@ def test_the_fewest_changes_are_one_command_that_fits(
     refused: tuple[Report, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = way_to_fit(refused[0])
-    assert "optimiser state off chip (by the profile's costs; compile to know)" in changes
+    assert changes.startswith("Predicted to fit with the fewest changes: optimiser state off chip.")
     assert "ipu-run --with state=off-chip " in changes
     tried: list[str] = []
-    assert "(compiled: it fits)" in way_to_fit(
+    assert "It fits, compiled with the fewest changes: " in way_to_fit(
         refused[0], compiled=lambda levers: tried.append(levers.state) is None
     )
-    assert "(compiled: it does not fit)" in way_to_fit(refused[0], compiled=lambda _: False)
+    assert "changes, and compiled does not: " in way_to_fit(refused[0], compiled=lambda _: False)
     assert tried == ["off-chip"]
     monkeypatch.setenv(LEVERS_VARIABLE, "state=off-chip")
     _, said = compiled(tmp_path, [0, 0, 0, 0, 1])

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings import Candidate, Key, Question
+from ipuscope.planner.mappings.mapping_search import try_split
+from ipuscope.planner.mappings.priced import Place, Priced, RingsOf
 from ipuscope.planner.predict.memory_verdict import ABOVE, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
@@ -66,6 +70,22 @@ def test_a_quicker_split_that_may_fit_is_not_left_out_in_silence() -> None:
         assert other.prediction.total < found.prediction.total
         assert not other.prediction.problems and other.prediction.notes
     assert gains > 1
+
+
+def test_a_plan_prefers_what_may_fit_where_that_is_quicker() -> None:
+    preferred = 0
+    for seed in range(20):
+        costs = random_costs(np.random.default_rng(seed), 12, 4, stages=STAGES, full=1.0)
+        place = Place(Priced(Key(), costs), (0, 1, 2), 1, costs.micro_batches)
+        question = Question(STAGES, costs.micro_batches, (1,))
+        tried, sure = (
+            try_split(place, question, cast(RingsOf, None), None, surely)
+            for surely in (False, True)
+        )
+        if isinstance(tried, Candidate) and isinstance(sure, Candidate) and tried != sure:
+            preferred += tried.fullest > tried.limit
+            assert tried.memory != Answer.FITS and tried.rate > sure.rate
+    assert preferred > 1
 
 
 def test_what_a_compile_has_shown_to_be_too_full_is_not_proposed(two: Report) -> None:
