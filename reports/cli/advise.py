@@ -124,7 +124,7 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     now = _now(basis, advised)
     if advised.present.problems:
         now = f"{now} {_way_to_fit(report, args, basis)}"
-    more = _with_everything(basis, advised, allowed)
+    more = [*_with_everything(basis, advised, allowed), *_tune(report)]
     if not advices:
         words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
         return Page(str(report.path), (_table(advices), say(now), say(words), *more))
@@ -198,6 +198,18 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[L
             f" {_rate(best)} samples a second: --allow half,samples shows it."
         )
     ]
+
+
+def _tune(report: Report) -> list[Lines]:
+    """The command that compiles what the costs of one profile do not price."""
+    from ipuscope.profiler.provenance import Provenance
+    from ipuscope.reports.tables import say
+
+    made, shards = Provenance.of(report), int(report.meta.get("tensor_sharding") or 1)
+    script = (made.script, *made.arguments) if made.script else ("SCRIPT",)
+    words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *script]
+    what = "Replicas, memory proportions and state by stage only compiles can compare"
+    return [say(f"{what}: {shlex.join(words)}")]
 
 
 def _best(advised: Advised) -> Advice | None:
@@ -395,20 +407,25 @@ def _verdict(
     words = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
     if best is steps[0]:
         number = best.name.removeprefix(_ADVICE)
-        return [say(f"{words}: that is advice {number}."), say(_command(args, best))]
+        return [say(f"{words}: that is advice {number}."), say(_command(args, basis, best))]
     lines = with_code(f"{words}. Write this:", code(basis, best.levers))
-    return [lines, say(_command(args, best))]
+    return [lines, say(_command(args, basis, best))]
 
 
-def _command(args: argparse.Namespace, best: Step) -> str:
+def _command(args: argparse.Namespace, basis: Basis, best: Step) -> str:
     """The fastest by `ipu-run`, the script unchanged."""
+    from ipuscope.planner.levers.compile_again import command_line, merged
     from ipuscope.planner.levers.registry import argument
+    from ipuscope.profiler.provenance import Provenance
 
-    words = ["ipu-run"]
-    if best.levers.split is not None:
-        if args.output is None:
-            return "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
-        words += ["--placement", str(_placement(best, args.output))]
-    if asked := argument(best.levers):
-        words += ["--with", asked]
-    return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"
+    made, levers = Provenance.of(basis.report), argument(best.levers)
+    if best.levers.split is None and not made.placement:
+        return f"Compiled so, with the script as it is: {command_line(made, levers, 0, args.check)}"
+    if args.output is not None:
+        words = ["ipu-run", "--placement", str(_placement(best, args.output))]
+        words += ["--with", both] if (both := merged(made.levers, levers)) else []
+        return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"
+    keep = "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
+    if best.levers.split is not None or not made.num_ipus:
+        return keep
+    return f"{keep} Planned anew: {command_line(made, levers, 0, args.check)}"
