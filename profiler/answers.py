@@ -187,15 +187,20 @@ class Store:
         digest = blake2b(packed, digest_size=_DIGEST_BYTES).digest()
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            number, partial = tempfile.mkstemp(dir=self.folder)
-            try:
-                with os.fdopen(number, "wb") as file:
-                    file.write(digest + packed)
-                os.replace(partial, self.folder / name)
-            except BaseException:
-                os.unlink(partial)
-                raise
+            write_whole(self.folder / name, digest + packed)
             _make_room_once()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file for this user only, in one rename; OSError, without a part left behind."""
+    number, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+OUT_OF_MEMORY = "out of memory"  # the state of a profile of what does not fit
+
 
 class Role(StrEnum):
     """The purpose of a variable in the model; code and the like have the role ``PROGRAM``."""

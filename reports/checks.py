@@ -11,6 +11,7 @@ from ipuscope.planner.levers.compile_again import compile_again
 from ipuscope.planner.levers.registry import argument
 from ipuscope.planner.predict.what_if import placement_file
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _outcome(path: Path) -> Outcome:
 
     with open_report(path) as report:
         rate = analysis.pace(report).samples_per_second
-        fits = report.meta["state"] != "out of memory"
+        fits = report.meta["state"] != OUT_OF_MEMORY
         fullest = int(largest_extents(report).max())
     return Outcome(rate if fits else 0.0, fullest, fits, "", path)
 

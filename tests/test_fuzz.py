@@ -139,9 +139,16 @@ def test_doctor_finds_what_does_not_fit(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_operators_that_compute_nothing_have_no_balance_to_tell_of(sound: Path) -> None:
-    wrong = fuzz.Wrong("program_steps", "purpose", "1", "all-gather over shards")
-    some = {name: fuzz.surfaces(sound)[name] for name in ("insights", "insights --json")}
+# of a compute step that computes nothing; of an iteration without cycles
+FUZZED = (
+    fuzz.Wrong("program_steps", "purpose", "1", "all-gather over shards"),
+    fuzz.Wrong("traces", "iteration_cycles", "1", 0),
+)
+
+
+@pytest.mark.parametrize("wrong", FUZZED, ids=lambda wrong: wrong.column)
+def test_what_the_fuzzer_found_is_cured(sound: Path, readers: Readers, wrong: fuzz.Wrong) -> None:
+    some = {name: readers[name] for name in ("insights", "insights --json", "summary", "compare")}
     assert fuzz.run(sound, [wrong], some) == []
 
 

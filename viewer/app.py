@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from dash import (
     ALL,
     ClientsideFunction,
@@ -310,17 +311,15 @@ def _head(view: View) -> Any:
 def _too_full(view: View) -> Any:
     """The worst tile, its step, and how many other IPUs are too full."""
     report = view.report
-    peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
-    over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
-    if not len(over):
+    over = view.profiles.made(report, "overflows", lambda: analysis.overflows(report))
+    if not over:
         return html.P("Out of memory: the compile stopped.")
-    worst = over.iloc[0]
-    ipu, tile, step = (int(worst[name]) for name in ("ipu", "tile", "step"))
+    worst = max(over, key=lambda one: one.bytes_over)
+    ipu, tile, step = worst.ipu, worst.tile, worst.position
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
+    name = report.names_of_steps(ipu, np.array([step]))[0]
     words = (
-        f" tile {tile} of IPU {ipu} needs {units.size(int(worst['bytes']))},"
-        f" {units.size(-int(worst['free']))} ({-int(worst['free']):,} bytes) more than it has, at"
-        f" step {step} ({worst['name']}).{more} "
+        f" {worst}, {worst.bytes_over:,} bytes more than it has, at step {step} ({name}).{more} "
     )
     there = common.query(ipu=ipu, tile=tile, profile=view.params.get("profile"))
     live = common.query(ipu=ipu, tile=tile, step=step, profile=view.params.get("profile"))

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shlex
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from dash.exceptions import PreventUpdate
 
 from ipuscope.profiler import ProfileError, Report, open_report
+from ipuscope.profiler.answers import write_whole
 from ipuscope.profiler.file import schema
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.viewer.checks import Checks
@@ -217,10 +217,7 @@ def remember(path: Path) -> None:
     paths = [here, *(one for one in recent() if one != here)][:MOST_RECENT]
     with contextlib.suppress(OSError, UnicodeEncodeError):
         _state_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        words = json.dumps([os.fspath(one) for one in paths]).encode()
-        with tempfile.NamedTemporaryFile(dir=_state_file().parent, delete=False) as file:
-            file.write(words)  # readable for the user only
-        os.replace(file.name, _state_file())
+        write_whole(_state_file(), json.dumps([os.fspath(one) for one in paths]).encode())
 
 
 def _state_file() -> Path:

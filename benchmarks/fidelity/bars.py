@@ -15,6 +15,7 @@ from benchmarks.fidelity.errors import (
     Residual,
     bar,
     coverage,
+    factors_of_others,
     kind_of,
     residuals,
 )
@@ -37,6 +38,8 @@ def section(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
             _bars(known),
             COVERAGE,
             _coverage(known),
+            CALIBRATED,
+            _calibrated(known),
             DIFFERENCES,
             _differences(results),
             VERDICTS,
@@ -85,6 +88,29 @@ def _coverage(known: Sequence[Residual]) -> str:
         )
     lines += ["", f"Of all {len(every)} rows {sum(every) / len(every):.0%} are covered."]
     return "\n".join(lines)
+
+
+def _calibrated(known: Sequence[Residual]) -> str:
+    """A row a kind of two sources or more: its errors as they are, and by others' factors."""
+    lines = [
+        "| kind | rows | factor for each source, of the others | median error | p80 |"
+        " calibrated: median error | p80 |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in KINDS:
+        mine = [one for one in known if one.measured and one.kind == kind]
+        factors = factors_of_others(mine)
+        if factors:
+            names = ", ".join(f"{name} {math.exp(by):.2f}" for name, by in sorted(factors.items()))
+            off = _median_and_p80([one.log for one in mine])
+            left = _median_and_p80([one.log - factors[one.source] for one in mine])
+            lines.append(f"| {kind} | {len(mine)} | {names} | {off} | {left} |")
+    return "\n".join(lines)
+
+
+def _median_and_p80(logs: Sequence[float]) -> str:
+    sizes = sorted(map(abs, logs))
+    return f"{statistics.median(sizes):.3f} | {sizes[int(0.8 * len(sizes))]:.3f}"
 
 
 def _judged(inside: Sequence[bool]) -> str:
@@ -210,6 +236,13 @@ kind, the next may be unlike all of them with 1 in n + 1, so that much of the we
 residuals of other kinds. Where one source is all there is of a kind, its rows are covered by other
 kinds' bars alone: 'too wide' says that the class is better than its neighbours, not that the bar
 could be narrower for somebody else's program."""
+
+CALIBRATED = """### Calibrated
+
+What one factor a kind, fitted on the other sources, does to the rows of a source: its logarithm is
+the mean of the others' median residuals. No figure of a profile has it; the middle of a bar is
+about there. With measurements of your own, `ipu-report compare --calibrate` makes your factors
+([real profiles](how-to/real-profiles.md))."""
 
 DIFFERENCES = """### Differences
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from benchmarks.fidelity.cases import MACHINES
@@ -245,6 +246,19 @@ def _weighted_quantile(weighted: Sequence[tuple[float, float]], share: float) ->
 
 def _quantile(values: Sequence[float], share: float) -> float:
     return _weighted_quantile([(value, 1.0) for value in values], share)
+
+
+def factors_of_others(known: Sequence[Residual]) -> dict[str, float]:
+    """By source: the mean of the other sources' median residuals. Empty if there is one source."""
+    logs: dict[str, list[float]] = {}
+    for one in known:
+        logs.setdefault(one.source, []).append(one.log)
+    medians = {source: median(values) for source, values in logs.items()}
+    return {
+        source: mean(of for other, of in medians.items() if other != source)
+        for source in medians
+        if len(medians) > 1
+    }
 
 
 def coverage(known: Sequence[Residual]) -> dict[Cell, list[bool]]:

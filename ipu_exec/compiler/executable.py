@@ -100,14 +100,19 @@ class Executable:
             else 'No profile was asked for (Options(profile_dir="out"))'
         )
         step = self.tree.step_names(over.ipu)[over.position]
+        ways = (
+            "Give the stage fewer Blocks, lower the micro-batch size or"
+            " setAvailableMemoryProportion, or keep optimiser state off the chip"
+            f"{' or in parts on replicas' * shared}"
+        )
+        if over.of_code:
+            ways = "Give the stage fewer Blocks, or fewer kinds of operators: equal ones share code"
         lines = [
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({step}):"
             f" it {what_it_needs(over.bytes_over, over.limit, over.what)};"
             f" {on_tile.always_live / 1024:,.1f} KiB are always live",
             *(line for title, rows in tables if rows for line in _table(title, rows)),
-            f"{where}. Give the stage fewer Blocks, lower the micro-batch size or"
-            " setAvailableMemoryProportion, or keep optimiser state off the chip"
-            f"{' or in parts on replicas' * shared}. {self._more_ipus(over, blocks)}",
+            f"{where}. {ways}. {self._more_ipus(over, blocks)}",
         ]
         raise OutOfMemoryError("\n".join(lines), profile_path=profile_path)
 

@@ -38,6 +38,7 @@ from ipu_exec.option_groups.engine_options import (
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.provenance import digest_of
 from ipuscope.profiler.pva import debug_info
@@ -85,7 +86,7 @@ class ProfileSession:
                 sources=source_text(executable.graph),
                 callers=callers(executable.graph),
                 instances=[asdict(peer) for peer in peers],
-                state="compiled" if over is None else "out of memory",
+                state="compiled" if over is None else OUT_OF_MEMORY,
             )
             for batch in rows(executable):
                 self._writer.add(batch)

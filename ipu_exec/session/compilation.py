@@ -65,7 +65,5 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
             lines, way = in_words(relief(report)), way_to_fit(report)
     except (ProfileError, ValueError):
         return error
-    if not lines:
-        return error
-    lines_of_relief = "\n  ".join(["What frees most of that tile:", *lines])
-    return OutOfMemoryError(f"{error}\n{lines_of_relief}\n{way}", profile_path=error.profile_path)
+    most = ["\n  ".join(["What frees most of that tile:", *lines])] if lines else []
+    return OutOfMemoryError("\n".join([str(error), *most, way]), profile_path=error.profile_path)

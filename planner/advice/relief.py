@@ -126,6 +126,10 @@ def way_to_fit(
         return f"{how}: {one.title}. This compiles them: {one.command}"
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
     words = f"No combination of up to three levers is predicted to fit{where}."
+    if any(one.of_code for one in basis.memory_with(Levers())):
+        others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
+        words = f"Code is what is too large{where}: what other settings need only a compile tells"
+        words += f" (ipu-run --with {' or '.join(others)} SCRIPT)." if others else "."
     if not basis.can_split:
         return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)

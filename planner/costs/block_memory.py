@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipuscope.planner.costs.carried_tensors import Carried
+from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.pass_memory import PassMemory, Touched, memory_of_passes
 from ipuscope.planner.costs.passes import Pass, Passes, touches
 from ipuscope.planner.costs.profile_columns import Steps, Variables, rows_of
@@ -65,6 +66,7 @@ class BlockMemory:
     # Code that Blocks share, once an IPU: bool[piece, Block] and int64[piece, tile]
     code_users: np.ndarray = field(default_factory=_no_users)
     code: np.ndarray = field(default_factory=_no_code)
+    region0: CodeMemory = field(default_factory=lambda: CodeMemory.unknown(0))  # of all that: code
     # What each IPU of the profile held beyond these estimates, int64[IPU, tile] (empty: unknown),
     # and which of them ran each Block, int64[Block]
     residual: np.ndarray = field(default_factory=_no_code)
@@ -118,6 +120,7 @@ class BlockMemory:
             state_once=nothing,
             state_weights=none,
             shared=np.zeros(0, dtype=np.int64),
+            region0=CodeMemory.unknown(blocks),
         )
 
     @classmethod
@@ -148,8 +151,17 @@ class BlockMemory:
             tiles,
         )
         copied = [one.nbytes for one in weights]
+        always = _always(report, variables, ipu_of)
+        code = _always(report, variables.where(variables.code), ipu_of)
         return cls(
-            **_always(report, variables, ipu_of),
+            **{**always, "shared": always["shared"].max(axis=0)},
+            region0=CodeMemory(
+                code["always"],
+                code["code_users"],
+                code["code"],
+                code["shared"],
+                np.arange(len(code["shared"]))[:, None] == ipu_of,
+            ),
             **{one.name: getattr(while_running, one.name) for one in fields(PassMemory)},
             **_states(variables, blocks),
             copies=np.array(copied, dtype=np.int64).reshape(-1, tiles),
@@ -247,7 +259,7 @@ def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[str, np.ndarray]:
-    """The fields ``always``, ``shared``, ``code_users`` and ``code``: what is always live."""
+    """What is always live: ``always``, ``code_users``, ``code``, and ``shared`` of each IPU."""
     blocks = len(ipu_of)
     calls, pieces = code_of_blocks(report, blocks)
     rest = variables.where(variables.always)
@@ -267,7 +279,7 @@ def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[st
     users = [np.isin(np.arange(blocks), members) for members, _, _ in pieces]
     return {
         "always": always,
-        "shared": shared.max(axis=0),
+        "shared": shared,
         "code_users": np.array(users, dtype=bool).reshape(-1, blocks),
         "code": code,
     }

@@ -10,6 +10,7 @@ from ipuscope.profiler.enums import Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import liveness
+from ipuscope.profiler.timeline.tile_usage import CODE
 
 # Columns of the tables that rebalancing needs: read at once they take least.
 COLUMNS_OF_STEPS = ("id", "ipu", "position", "body", "op", "type", "cycles", "purpose", "tensor")
@@ -33,6 +34,7 @@ class Variables:
     stage: np.ndarray
     nbytes: np.ndarray
     always: np.ndarray  # bool: always live
+    code: np.ndarray  # bool: must lie in region 0
     interleaved: np.ndarray  # bool
     start: np.ndarray
     stop: np.ndarray
@@ -53,6 +55,7 @@ class Variables:
             **{name: table[name] for name in same},
             nbytes=table["bytes"],
             always=table["always_live"] != 0,
+            code=np.logical_or.reduce([table["category"] == one for one in CODE]),
             interleaved=table["interleaved"] != 0,
             vector=vector,
             vectors=vectors,

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ipuscope.planner.costs.block_costs import BlockCosts
+from ipuscope.planner.costs.code_memory import extents
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.running_memory import Edges, Growing, Grown, Own
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline.closed_forms import stash_depth
 from ipuscope.profiler.timeline.tile_usage import including_gaps
 
@@ -94,7 +96,18 @@ def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     everywhere = np.ones(len(costs), dtype=bool)
     always, running, interleaved = _always_and_running(costs, parts, here=everywhere)
     used = sum(always.values(), start=running) + costs.memory.least_residual
-    return including_gaps(used, interleaved, costs.machine.region0_bytes)
+    total = including_gaps(used, interleaved, costs.machine.region0_bytes)
+    beyond = costs.memory.region0.beyond(_runs(costs, [parts]), costs.machine)[0]
+    return extents(total, beyond, costs.machine)
+
+
+def _runs(costs: BlockCosts, ipus: Sequence[Sequence[Part]]) -> np.ndarray:
+    """Which Blocks IPUs with these stages run: bool[IPU, Block]."""
+    runs = np.zeros((len(ipus), len(costs)), dtype=bool)
+    for row, parts in zip(runs, ipus, strict=True):
+        for part in parts:
+            row[part.first : part.last + 1] = True
+    return runs
 
 
 @dataclass(frozen=True)
@@ -105,13 +118,21 @@ class Usage:
     running: np.ndarray  # live while Blocks run
     interleaved: np.ndarray  # the most of these in region 1
     residual: np.ndarray  # what the profile holds beyond the estimate (`residuals`)
-    region0_bytes: int
+    runs: np.ndarray  # bool[IPU, Block]
+    costs: BlockCosts
 
-    @property
+    @cached_property
     def total(self) -> np.ndarray:
-        """All bytes, including gaps."""
+        """All bytes, including gaps, and code that is beyond region 0."""
         used = sum(self.always.values(), start=self.running) + self.residual
-        return including_gaps(used, self.interleaved, self.region0_bytes)
+        machine = self.costs.machine
+        total = including_gaps(used, self.interleaved, machine.region0_bytes)
+        return extents(total, self.code_beyond, machine)
+
+    @cached_property
+    def code_beyond(self) -> np.ndarray:
+        """Code beyond region 0, int64[IPU, tile]."""
+        return self.costs.memory.region0.beyond(self.runs, self.costs.machine)
 
     @property
     def contents(self) -> dict[str, np.ndarray]:
@@ -131,7 +152,8 @@ def usage_of(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | Non
         running[None],
         interleaved[None],
         _residual(costs, parts)[None],
-        costs.machine.region0_bytes,
+        _runs(costs, [parts]),
+        costs,
     )
 
 
@@ -141,9 +163,7 @@ def usage_of_each(
     """Bytes of IPUs with a stage each, all Blocks in order; ``passing``: int64[IPU, tile]."""
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
-    runs = np.zeros((len(parts), len(costs)), dtype=bool)
-    for runs_here, part in zip(runs, parts, strict=True):
-        runs_here[part.first : part.last + 1] = True
+    runs = _runs(costs, [[part] for part in parts])
     stays = np.array([not part.choice.offload for part in parts])
     stash = np.array([-(-stash_bytes(costs, part) // tiles) for part in parts])
     always = {
@@ -157,7 +177,8 @@ def usage_of_each(
         _running_alone(costs, parts, passing),
         np.maximum.reduceat(memory.peak_interleaved, first, axis=0),
         _residual_of(costs, runs),
-        costs.machine.region0_bytes,
+        runs,
+        costs,
     )
 
 
@@ -284,10 +305,9 @@ def _always_and_running(
     """Bytes always, by kind; while Blocks run (``here``: the IPU's); most of these in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
     always, state, interleaved = np.zeros((3, tiles), dtype=np.int64)
-    runs = np.zeros(len(costs), dtype=bool)
+    runs = _runs(costs, [parts])[0]
     for part in parts:
         some = slice(part.first, part.last + 1)
-        runs[some] = True
         always += memory.always[some].sum(axis=0)
         if not part.choice.offload:
             state += memory.state[some].sum(axis=0)

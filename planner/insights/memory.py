@@ -13,7 +13,7 @@ from ipuscope.planner.levers.levers import LEAST_SHARDED, Basis, large_enough
 from ipuscope.planner.levers.script_lines import location_line
 from ipuscope.planner.predict.what_if import Assignment, memory_of_ipu, what_if
 from ipuscope.profiler import analysis, units
-from ipuscope.profiler.enums import Role
+from ipuscope.profiler.enums import OUT_OF_MEMORY, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.tile_usage import what_it_needs
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LESS = "Give the stage fewer Blocks, or keep its optimiser state off the chip"
+_LESS_CODE = "Give the stage fewer Blocks"
 _DEAR = 0.1  # of a weight update: memory at a higher cost is not advised while there is room
 _ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
 
@@ -31,16 +32,21 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     findings = []
     for over in analysis.overflows(report):
         tiles = int((report.tile_columns(over.ipu)["overflow"] > 0).sum())
-        count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
-        ways = _ways_out(basis, over.ipu)
-        action = "what frees most of that tile, and what asks for it"
+        what = f"{units.count(tiles, 'tile')} of it hold more than they have"
+        what = what if tiles else "a tile has more code than room for it"
         parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
+        action = _LESS_CODE if over.of_code else f"{_LESS}{parts}"
+        ways = _ways_out(basis, over.ipu)
+        if len(ways) > 1:
+            action = "what frees most of that tile, and what asks for it"
+        elif ways:
+            action, ways = ways[0], ()
         findings.append(
             Insight(
-                f"IPU {over.ipu} overflows: {count} it hold more than they have",
+                f"IPU {over.ipu} overflows: {what}",
                 f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
                 f" {over.contents.in_words()}.",
-                action if ways else f"{_LESS}{parts}",
+                action,
                 f"/memory?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
                 code=ways,
@@ -51,8 +57,9 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
     """The changes that free most of the IPU's fullest tile, each with its command below it."""
-    if basis is None or not (lines := in_words(relief_on(basis, ipu))):
+    if basis is None:
         return ()
+    lines = in_words(relief_on(basis, ipu))
     return *(line.replace("): ", "):\n    ", 1) for line in lines), way_to_fit(basis.report)
 
 
@@ -60,7 +67,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
     """How full the fullest tile is, and what frees some of it."""
     fullest = analysis.fullest_tiles(report)
     limit = report.target.bytes_per_tile
-    if not len(fullest) or fullest.max() > limit:
+    if not len(fullest) or report.meta["state"] == OUT_OF_MEMORY or fullest.max() > limit:
         return []
     ipu = int(fullest.argmax())
     free = limit - int(fullest[ipu])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, Mapping
 from ipuscope.planner.mappings.mapping_search import assignment_of, candidate_of
@@ -75,6 +76,14 @@ def mixed(group: Group, of_block: np.ndarray) -> Costs:
         [one.code_users & mine for one, mine in zip(memories, there, strict=True)]
     )
     memory["code"] = np.concatenate([one.code for one in memories])
+    code = [one.region0 for one in memories]
+    memory["region0"] = CodeMemory(
+        np.stack([one.own for one in code])[of_block, np.arange(len(of_block))],
+        memory["code_users"],
+        np.concatenate([one.pieces for one in code]),
+        np.maximum.reduce([one.besides for one in code]),
+        code[0].ran,
+    )
     before = np.cumsum([0, *(len(one.residual) for one in memories[:-1])])
     ran_by = np.stack(
         [one.residual_of + first for one, first in zip(memories, before, strict=True)]

@@ -101,6 +101,7 @@ def interval_memory(
     own = Own.of(costs, choice, False)
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
+    gapped = np.maximum(gapped, costs.memory.region0.of_intervals(width, costs.machine))
     stash = costs.stash_bytes(first, last, choice.recompute)
     final = at_the_end(costs, choice)
     if final.recompute != choice.recompute:

@@ -20,6 +20,7 @@ from ipuscope.planner.costs.tile_memory import Part, Usage, passing_through, usa
 # in a case that an outside judge reported.
 BELOW = 0.06
 ABOVE = 0.05
+_CODE = "code, for which only region 0 has room"
 
 
 class Answer(StrEnum):
@@ -41,6 +42,7 @@ class Verdict:
     largest: str
     largest_bytes: int
     exact: bool = False  # the profile holds exactly this
+    of_code: bool = False  # code is beyond region 0: ``nbytes`` counts as much beyond the tile
 
     @property
     def free(self) -> int:
@@ -78,7 +80,7 @@ def verdicts(
     if alone:
         fullest = _fullest(usage_of_each(costs, parts, passing))
         for k in alone:
-            answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
+            answers[ipus[k]] = _verdict(ipus[k], limit, fullest[k], exact)
     for ipu, some in enumerate(stages):
         if len(some) > 1:
             through = passing[np.array(ipus) == ipu].sum(axis=0)
@@ -98,8 +100,12 @@ def verdict_on(
     if not parts:
         return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
     (fullest,) = _fullest(usage_of(costs, parts, passing))
+    return _verdict(ipu, limit, fullest, exact)
+
+
+def _verdict(ipu: int, limit: int, fullest: tuple[int, int, str, int], exact: bool) -> Verdict:
     tile, nbytes, largest, most = fullest
-    return Verdict(ipu, tile, nbytes, limit, largest, most, exact)
+    return Verdict(ipu, tile, nbytes, limit, largest, most, exact, largest == _CODE)
 
 
 def _fullest(usage: Usage) -> list[tuple[int, int, str, int]]:
@@ -108,7 +114,11 @@ def _fullest(usage: Usage) -> list[tuple[int, int, str, int]]:
     tiles, rows = total.argmax(axis=1), np.arange(len(total))
     words = list(usage.contents)
     there = np.array([nbytes[rows, tiles] for nbytes in usage.contents.values()])
-    largest = there.argmax(axis=0)
+    region0 = usage.costs.machine.region0_bytes
+    code = usage.code_beyond[rows, tiles]
+    words.append(_CODE)
+    there = np.vstack([there, np.where(code > 0, region0 + code, 0)])
+    largest = np.where(code > 0, len(there) - 1, there.argmax(axis=0))
     return [
         (int(tile), int(total[row, tile]), words[which], int(there[which, row]))
         for row, tile, which in zip(rows.tolist(), tiles, largest.tolist(), strict=True)

@@ -14,6 +14,7 @@ from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import peak
+from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.waits import worker
 from ipuscope.profiler.calibration import kinds_of
 from ipuscope.profiler.file import records
@@ -276,7 +277,7 @@ _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     ("HFU", "share", lambda r: _of_peak(r, "hfu")),
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
     ("operators' cycles", "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
-    ("IPUs", "count", lambda r: float(r.target.num_ipus)),
+    ("IPUs", "count", lambda r: float(r.target.num_ipus * shards_of(r))),
     ("program steps", "count", lambda r: float(r.columns_of(records.Step).rows)),
     ("variables", "count", lambda r: float(r.columns_of(records.Variable).rows)),
 )

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler import confidence, units
-from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
+from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles, overflows
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 from ipuscope.profiler.analysis.waits import of as waits_of
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.timeline.tile_usage import Overflow
 from ipuscope.profiler.units import count
 
 MOST_WAITS = 3
@@ -130,6 +132,13 @@ class Facts:
     def peak(self) -> Peak | None:
         """MFU, HFU and the way from the peak; None without a schedule."""
         return peak(self.report)
+
+    @cached_property
+    def overflow(self) -> Overflow | None:
+        """The tile furthest beyond a limit, of a model that does not fit."""
+        if self.state != OUT_OF_MEMORY:
+            return None
+        return max(overflows(self.report), key=lambda one: one.bytes_over, default=None)
 
     @cached_property
     def slowest(self) -> Slowest | None:
@@ -247,6 +256,7 @@ def about(of: Facts) -> list[Fact]:
     counts = {"stage": of.stages, "Block": of.blocks, "operator": of.operators}
     parts = {**counts, "program step": of.steps}
     state = of.state if of.complete else f"{of.state}, not finished"
+    state += f": {of.overflow}" if of.overflow is not None else ""
     machine = (
         f"{units.count(of.ipus, 'IPU')}{_replicas(of)}, {target.name}: {target.tiles_per_ipu:,}"
         f" tiles with {target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz"

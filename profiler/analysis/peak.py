@@ -123,7 +123,7 @@ def peak(report: Report) -> Peak | None:
     None without a schedule, without operations, or if the peak of the machine is not in our tables.
     """
     rates = MACS_PER_CYCLE.get(report.target.architecture.lower())
-    if rates is None or not len(report.runs):
+    if rates is None or not len(report.runs) or not pace(report).cycles:
         return None
     steps = _steps(report)
     dtype = _dtype(report, steps)

@@ -11,6 +11,7 @@ from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.analysis.pod import shards_of
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import DAMAGED, Report, number, open_report
@@ -31,7 +32,7 @@ def run_of(report: Report) -> dict[str, Any]:
     its placement file, 0 without.
     """
     made, now, top = Provenance.of(report), pace(report), peak(report)
-    fits = report.meta.get("state") != "out of memory"
+    fits = report.meta.get("state") != OUT_OF_MEMORY
     target, batches = report.target, now.micro_batches
     micro_batch = int(number(report.meta, "micro_batch", 0))
     promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})

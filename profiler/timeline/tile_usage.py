@@ -120,6 +120,16 @@ class Overflow:
     bytes_over: int
     contents: Contents  # of what counts there
 
+    @property
+    def of_code(self) -> bool:
+        """Whether code is beyond the only region that can have it."""
+        return self.what == CODE_REGION
+
+    def __str__(self) -> str:
+        """``tile 266 of IPU 0 needs 214.6 of 208 KiB of region 0 (the only place for code)``."""
+        needs = what_it_needs(self.bytes_over, self.limit, self.what)
+        return f"tile {self.tile} of IPU {self.ipu} {needs}"
+
 
 @dataclass(frozen=True, slots=True)
 class WorstTile:

@@ -9,6 +9,7 @@ is the most that one tile has of it. Exit code 1 where the extent of a tile does
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
         nonlocal over
         from ipuscope.planner.advice import way_to_fit
+        from ipuscope.profiler import analysis
         from ipuscope.reports.tables import Page, say
 
         if args.ipu is not None:
@@ -58,19 +60,15 @@ def run(args: argparse.Namespace) -> int:
             tables.append(_by_category(report, args))
         if args.by == "tile":
             tables.append(_by_tile(report, args))
-        too_full = ipus.frame[ipus.frame["overflow"] > 0]
-        over = over or len(too_full) > 0
-        notes = [
-            say(
-                f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile"
-                f" {row['fullest_tile']} and {row['tiles_over'] - 1:,} other tiles too full.",
-                "bold red",
-            )
-            for row in too_full.to_dict("records")
+        too_full = [
+            one for one in analysis.overflows(report) if one.ipu in ipus.frame["ipu"].to_numpy()
         ]
-        if len(too_full) and (relief := _relief(report)):
-            tables += relief
-            notes.append(say(way_to_fit(report)))
+        over = over or bool(too_full)
+        notes = [say(f"Out of memory: {one}.", "bold red") for one in too_full]
+        if too_full:
+            with suppress(ValueError):  # no costs of Blocks
+                tables += _relief(report)
+                notes.append(say(way_to_fit(report)))
         return Page(str(report.path), (*tables, *notes))
 
     failed = common.each_profile(args, page)
@@ -78,15 +76,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _relief(report: Report) -> list[Table]:
-    """What frees most memory on the worst tile; nothing if the profile has no costs of Blocks."""
+    """What frees most memory on the worst tile. ValueError if there are no costs of Blocks."""
     import pandas as pd
 
     from ipuscope.planner.advice import Relief, relief
     from ipuscope.reports.tables import Column, Table, kibibytes, sentence
 
-    try:
-        reliefs = relief(report)
-    except ValueError:
+    reliefs = relief(report)
+    if not reliefs:
         return []
     names = list(Relief.__dataclass_fields__)
     frame = pd.DataFrame([[getattr(one, name) for name in names] for one in reliefs], columns=names)

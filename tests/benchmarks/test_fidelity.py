@@ -200,6 +200,16 @@ def test_coverage_is_counted_without_the_rows_own_source() -> None:
     assert inside == [True, True, True, True, False, True]
 
 
+def test_a_source_is_calibrated_by_the_others_only() -> None:
+    def residual(source: str, log: float) -> Residual:
+        return Residual(TRAINING, "mk2", "fp16", source, log)
+
+    known = [residual("A", 9.0), residual("B", -0.1), residual("B", -0.3), residual("C", -0.4)]
+    factors = errors.factors_of_others(known)
+    assert factors == pytest.approx({"A": -0.3, "B": 4.3, "C": 4.4})
+    assert errors.factors_of_others(known[1:3]) == {}
+
+
 def test_the_bars_of_profiles_are_those_of_the_stored_predictions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

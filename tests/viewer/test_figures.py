@@ -68,15 +68,9 @@ rows = st.lists(
 )
 
 
-def test_a_stage_keeps_its_ipu_when_a_block_moves() -> None:
-    """Of a split that comes back to the first IPU; a stage beyond the last is on one IPU more."""
+def test_a_split_in_an_address_has_its_ipus_or_one_a_stage() -> None:
     costs: Any = range(6)  # only counted
-    split = Assignment((0, 2, 4), (0, 1, 0))
-    assert rebalance_page.moved(costs, split, 2, -1) == Assignment((0, 3, 4), (0, 1, 0))
-    assert rebalance_page.moved(costs, split, 5, 1) == Assignment((0, 2, 4, 5), (0, 1, 0, 2))
-    emptied = rebalance_page.moved(costs, Assignment((0, 2, 3), (0, 1, 2)), 2, 1)
-    assert emptied == Assignment((0, 2), (0, 1))
-    assert rebalance_page.asked(costs, "0,2,4@0,1,0") == split
+    assert rebalance_page.asked(costs, "0,2,4@0,1,0") == Assignment((0, 2, 4), (0, 1, 0))
     assert rebalance_page.asked(costs, "0,2,4") == Assignment((0, 2, 4), (0, 1, 2))
 
 

@@ -18,7 +18,7 @@ from ipuscope.viewer.pages import dialogs
 from ipuscope.viewer.pages.runs import of_runs, opened
 from ipuscope.viewer.profiles import Profiles, recent, remember
 from tests.synthetic import synthetic_profile
-from tests.viewer.test_pages import tab
+from tests.viewer.browser import tab
 from tools.screenshots import serving
 
 SETTING = "Training.gradientAccumulation"
@@ -130,40 +130,38 @@ def test_views_are_saved_beside_a_profile_and_are_of_it_only(
 
 @pytest.mark.browser
 def test_another_profile_is_opened_and_compared_from_any_page(
-    chromium: Any, paths: list[Path]
+    context: Any, paths: list[Path]
 ) -> None:
     """From the page of runs, from the choice above a page, by the palette and by a saved view."""
     profiles = Profiles(named=paths[:3], more=paths[3:])
     assert of_runs(profiles).note == "3 runs; nothing differs"
-    with serving(app_of(profiles)) as address, chromium.new_context() as context:
-        context.new_page()
-        with tab(context, address) as view:
-            page = view.open("/runs")
-            page.locator("#runs-table .ag-row [col-id=place]", has_text="b").click()
-            page.get_by_role("link", name="Open b").click()
-            page.wait_for_selector("#head >> text=runs/b")
-            page.keyboard.press("Control+k")
-            page.locator("#palette input").fill("compare with elsewhere")
-            page.locator("#palette-found button").first.click()
-            page.wait_for_selector("#compare-grid .ag-row")
-            assert view.query()["profile"] == "1" and view.query()["with"] in profiles.more
-            assert str(paths[3]) in page.inner_text("#page")
-            page.locator("main .controls button.dash-dropdown").first.click()
-            page.get_by_role("option", name="c", exact=True).click()
-            page.wait_for_selector("#head >> text=runs/c")
-            view.wait("document.querySelector('nav.side').innerHTML.includes('profile=2')")
-            page = view.open("/timeline?profile=2&marks=7&tracks=IPU+1")
-            assert view.plot("timeline-rows", "plot.layout.meta.lanes.map((one) => one[0])") == [1]
-            page.click("#views")
-            page.locator("#views-field input").fill("a note")
-            page.click("#views-save")
-            page.locator("#views-list a", has_text="a note").wait_for()
-            view.open("/?profile=2")
-            page.keyboard.press("v")
-            page.locator("#views-list a", has_text="a note").wait_for()
-            assert page.input_value("#views-field input") == ""
-            page.locator("#views-list a", has_text="a note").click()
-            view.wait("document.querySelector('#timeline-rows .main-svg')")
-            asked = {name: view.query().get(name) for name in ("profile", "marks", "tracks")}
-            assert asked == {"profile": "2", "marks": "7", "tracks": "IPU 1"}
-            assert view.complaints == []
+    with serving(app_of(profiles)) as address, tab(context, address) as view:
+        page = view.open("/runs")
+        page.locator("#runs-table .ag-row [col-id=place]", has_text="b").click()
+        page.get_by_role("link", name="Open b").click()
+        page.wait_for_selector("#head >> text=runs/b")
+        page.keyboard.press("Control+k")
+        page.locator("#palette input").fill("compare with elsewhere")
+        page.locator("#palette-found button").first.click()
+        page.wait_for_selector("#compare-grid .ag-row")
+        assert view.query()["profile"] == "1" and view.query()["with"] in profiles.more
+        assert str(paths[3]) in page.inner_text("#page")
+        page.locator("main .controls button.dash-dropdown").first.click()
+        page.get_by_role("option", name="c", exact=True).click()
+        page.wait_for_selector("#head >> text=runs/c")
+        view.wait("document.querySelector('nav.side').innerHTML.includes('profile=2')")
+        page = view.open("/timeline?profile=2&marks=7&tracks=IPU+1")
+        assert view.plot("timeline-rows", "plot.layout.meta.lanes.map((one) => one[0])") == [1]
+        page.click("#views")
+        page.locator("#views-field input").fill("a note")
+        page.click("#views-save")
+        page.locator("#views-list a", has_text="a note").wait_for()
+        view.open("/?profile=2")
+        page.keyboard.press("v")
+        page.locator("#views-list a", has_text="a note").wait_for()
+        assert page.input_value("#views-field input") == ""
+        page.locator("#views-list a", has_text="a note").click()
+        view.wait("document.querySelector('#timeline-rows .main-svg')")
+        asked = {name: view.query().get(name) for name in ("profile", "marks", "tracks")}
+        assert asked == {"profile": "2", "marks": "7", "tracks": "IPU 1"}
+        assert view.complaints == []

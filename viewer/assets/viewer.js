@@ -379,6 +379,56 @@ window.ipuscopeKeep = function (query) {
     if (grip && by) { high(grip.parentElement.offsetHeight + by); event.preventDefault(); event.stopPropagation(); }
   }, true);
 
+  // -- Rebalance: a border of stages is dragged along the row of Blocks, or moved by keys ---------------
+  let dragged = null, wanted = '', sent = '';
+  const splitOf = (row) => (sent ? wanted : row.dataset.split).split('@').map((part) => part.split(',').map(Number));  // starts, IPUs
+  function ask(starts, ipus) {
+    const ranks = [...new Set(ipus)].sort((a, b) => a - b), on = ipus.map((one) => ranks.indexOf(one));
+    wanted = starts.join(',') + '@' + on.join(',');
+    if (!sent) { answered(0); }
+  }
+  // One question at a time, the latest: a drag crosses Blocks faster than what-if answers.
+  function answered(tries) {
+    const shown = document.querySelector('.split')?.dataset.split;
+    if (sent && sent !== shown && tries < 100) { setTimeout(() => answered(tries + 1), 30); return; }
+    sent = wanted === shown || tries > 99 ? '' : wanted;
+    if (sent) { window.dash_clientside.set_props({ page: 'rebalance', param: 'starts' }, { value: sent }); answered(1); }
+  }
+  function moveTo(row, stage, block) {
+    const [starts, ipus] = splitOf(row), border = row.querySelector(`.border[data-stage="${stage}"]`);
+    const first = Math.max(starts[stage - 1] + 1, Math.min((starts[stage + 1] || Number(row.dataset.blocks)) - 1, block));
+    if (!(stage > 0 && stage < starts.length) || first === starts[stage]) { return; }
+    starts[stage] = first;
+    border.style.order = 2 * first - 1;  // at once; the answer has it there, too
+    ask(starts, ipus);
+  }
+  document.addEventListener('pointerdown', (event) => {
+    const border = event.target.closest?.('.split .border');
+    if (border && border.dataset.stage !== '0') { dragged = Number(border.dataset.stage); border.focus(); event.preventDefault(); }
+  });
+  document.addEventListener('pointermove', (event) => {
+    const row = dragged && document.querySelector('.split');
+    if (!row) { return; }
+    const middle = (one) => { const box = one.getBoundingClientRect(); return box.x + box.width / 2; };
+    moveTo(row, dragged, Array.from(row.querySelectorAll('.block')).filter((one) => middle(one) < event.clientX).length);
+  });
+  ['pointerup', 'pointercancel'].forEach((name) => document.addEventListener(name, () => { dragged = null; }));
+  document.addEventListener('keydown', (event) => {
+    const border = event.target.closest?.('.split .border'), row = border?.closest('.split');
+    if (!row || event.ctrlKey || event.altKey || event.metaKey) { return; }
+    const stage = Number(border.dataset.stage), [starts, ipus] = splitOf(row), by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const end = starts[stage + 1] || Number(row.dataset.blocks);
+    if (by) { moveTo(row, stage, starts[stage] + by); }
+    else if (event.key === '+' && end - starts[stage] > 1) {
+      starts.splice(stage + 1, 0, Math.ceil((starts[stage] + end) / 2));
+      ipus.splice(stage + 1, 0, Math.max(...ipus) + 1);
+      ask(starts, ipus);
+    } else if (event.key === 'Delete' && stage) { starts.splice(stage, 1); ipus.splice(stage, 1); ask(starts, ipus); }
+    else { return; }
+    event.preventDefault();
+    event.stopPropagation();
+  }, true);
+
   // -- the palette: pages and actions are found here, names of the profile by the server ----------------
   const press = (id) => () => document.getElementById(id)?.click();
   const query = (open) => window.dash_clientside.set_props({ page: 'query', param: 'query' }, { value: open });
@@ -398,7 +448,11 @@ window.ipuscopeKeep = function (query) {
     const ask = (data) => window.dash_clientside.set_props('views-asked', { data: { ...data, at: Date.now() } });
     const one = target.closest?.('button'), remove = one?.dataset.unsave;
     if (one?.id === 'views') { field('views-field', 'A note'); document.getElementById('views-dialog').showModal(); ask({}); }
-    else if (one?.id === 'views-save') { ask({ note: field('views-field', 'A note').value, address: shown() }); }
+    else if (one?.id === 'views-save') {
+      const note = field('views-field', 'A note');
+      ask({ note: note.value, address: shown() });
+      note.value = '';
+    }
     else if (one?.id === 'views-copy') { navigator.clipboard.writeText(window.location.origin + shown()); }
     else if (remove !== undefined) { ask({ remove: Number(remove) }); }
   }

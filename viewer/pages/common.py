@@ -345,6 +345,12 @@ def controls(view: View, *children: Children, compares: bool = False) -> Childre
     return html.Div([*which, *children], className="controls")
 
 
+def more(*children: Children) -> Children:
+    """Controls that few need, behind a button."""
+    panel = html.Div(list(children), className="controls")
+    return html.Details([html.Summary("More", className="quiet"), panel], className="more")
+
+
 def names_of(profiles: Profiles) -> dict[str, str]:
     """The listed profiles by key: ``A: training``, or, where it was opened before, ``runs/old``."""
     listed = profiles.listed

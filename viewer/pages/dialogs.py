@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from dash import ALL, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report
+from ipuscope.profiler.answers import write_whole
 from ipuscope.profiler.file import records
 from ipuscope.viewer.pages import common
 from ipuscope.viewer.profiles import Profiles
@@ -40,18 +40,23 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def find(words: Any, profile: Any) -> Any:
-        text, shown = str(words or "").strip().lower(), (profile or [0])[0]
+        text, shown = str(words or "").strip().lower(), _shown(profiles, profile)
         if len(text) < 2:
             return []
         return [*_listed(profiles, shown, text), *matches(profiles.get(shown), text)]
 
 
-def _listed(profiles: Profiles, shown: Any, words: str) -> list[Any]:
+def _shown(profiles: Profiles, chosen: list[Any] | None) -> str:
+    """The key of the profile of the page, from its control, if it has one."""
+    return profiles.key((chosen or [None])[0])
+
+
+def _listed(profiles: Profiles, shown: str, words: str) -> list[Any]:
     """Buttons that show another profile on this page, or compare with it."""
     buttons = []
     for key, name in common.names_of(profiles).items():
         for kind, does in (("profile", "open"), ("with", "compare with")):
-            if key != profiles.key(shown) and words in f"{does} {name}".lower():
+            if key != shown and words in f"{does} {name}".lower():
                 asks: Any = {f"data-{kind}": key}
                 buttons.append(html.Button([html.Span("profile"), f"{does} {name}"], **asks))
     return buttons[: 2 * _MOST]
@@ -136,7 +141,8 @@ def register_views(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def change(asked: Any, profile: Any) -> Any:
-        report = profiles.get((profile or [0])[0])
+        key = _shown(profiles, profile)
+        report = profiles.get(key)
         views, asked = saved(report), asked if isinstance(asked, dict) else {}
         after = list(views)
         if isinstance(asked.get("remove"), int) and 0 <= asked["remove"] < len(views):
@@ -145,7 +151,6 @@ def register_views(app: Dash, profiles: Profiles) -> None:
             after.append((str(asked.get("note") or "a view"), _in_profile(asked["address"])))
         words = "" if after == views else save(report, after)
         words = words or f"Views are saved in {_file(report)}, beside the profile."
-        key = profiles.key((profile or [0])[0])
         return [html.P(words, className="note"), _views_listed(saved(report), key)]
 
     @app.callback(
@@ -155,7 +160,7 @@ def register_views(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def export(_: Any, profile: Any) -> Any:
-        views = saved(profiles.get((profile or [0])[0]))
+        views = saved(profiles.get(_shown(profiles, profile)))
         return {"content": _text(views), "filename": FILE, "type": "application/json"}
 
 
@@ -180,9 +185,7 @@ def save(report: Report, views: list[View]) -> str:
     try:
         if folder.stat().st_uid != os.geteuid():
             return f"{folder} is not yours: nothing is written there. Copy the link instead."
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            file.write(_text(views))
-        os.replace(file.name, _file(report))
+        write_whole(_file(report), _text(views).encode())
     except OSError as error:
         return f"{folder} cannot be written: {error.strerror}. Copy the link instead."
     return ""

@@ -23,15 +23,20 @@ from ipuscope.viewer.profiles import Profiles
 
 NAME = "memory"
 MOST_VARIABLES = 1000  # rows of the table
-_VARIABLES = (
+_NAMES = (
     Column("name", "variable"),
     Column("category", "category", width=175),
     Column("role", "role", width=140),
     Column("block_name", "Block", width=120),
+)
+_BYTES = Column("bytes", "bytes", ",.0f", width=110)
+_OF_TILE = (
+    *_NAMES,
     Column("region", "region", width=95),
     Column("live", "live at steps", width=170),
-    Column("bytes", "bytes", ",.0f", width=100),
+    _BYTES,
 )
+_OF_POINT = (*_NAMES, Column("op_name", "operator", width=220), _BYTES)
 
 _VERTICES = (
     Column("vertex_type", "vertex"),
@@ -309,7 +314,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
         }
     )
     frame = described(report, frame)
-    table = tables.table({"variables": "tile"}, frame, _VARIABLES, theme, height=360, row_id="id")
+    table = tables.table({"variables": "tile"}, frame, _OF_TILE, theme, height=360, row_id="id")
     if len(rows) == len(every):
         return table
     share = units.percent(float(size.sum() / every.sum()))
@@ -327,14 +332,6 @@ PAGE = Page("/memory", "Memory", layout, register, "Bytes of each tile, and what
 
 
 LIFETIMES = 24  # bars at the most
-COLUMNS = (
-    Column("name", "variable"),
-    Column("category", "category", width=165),
-    Column("role", "role", width=140),
-    Column("op_name", "operator", width=220),
-    Column("block_name", "Block", width=110),
-    Column("bytes", "bytes", ",.0f", width=110),
-)
 
 
 def _live_controls(view: View) -> list[Any]:
@@ -515,7 +512,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
                 tables.table(
                     {"variables": "point"},
                     variables.assign(id=variables["variable"]),
-                    COLUMNS,
+                    _OF_POINT,
                     theme,
                     height=320,
                     row_id="id",

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
@@ -80,25 +80,17 @@ def layout(view: View) -> Any:
             common.hidden(view, "starts", check=_no_split(view)),
         ),
         common.filled("rebalance-numbers"),
-        common.figure_card(
+        common.card(
             "Stages and their Blocks",
-            "rebalance-stages",
-            note="Predicted cycles of a micro-batch; hatched: recomputation and stash."
-            f" {_pace(report)}",
-            height=240,
+            html.Div(id="rebalance-blocks"),
+            common.graph("rebalance-stages", height=240),
+            note="Drag a border, or move it by ← and →; + begins one more stage behind it, Delete"
+            " removes it. Below: predicted cycles of a micro-batch; hatched: recomputation and"
+            f" stash. {_pace(report)}",
+            tools=True,
         ),
+        common.card("Why", common.filled("rebalance-why")),
         model_graph.card(view),
-        html.Div(
-            [
-                common.card(
-                    "Blocks",
-                    common.filled("rebalance-blocks"),
-                    note="Moving a Block takes along those between it and the next stage.",
-                ),
-                common.card("Why", common.filled("rebalance-why")),
-            ],
-            className="row",
-        ),
         common.figure_card(
             f"The {'pipeline' if pipelined(report) else 'schedule'}, predicted",
             "rebalance-lanes",
@@ -178,25 +170,6 @@ def _no_split(view: View) -> refused.Check:
     return check
 
 
-def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> Assignment:
-    """The split after moving ``block`` one stage forward (``by`` 1) or back (-1).
-
-    The Blocks between it and the cut move along; every stage keeps its IPU. A new stage at an end
-    gets a new IPU, and IPUs are numbered without gaps.
-    """
-    stage = assignment.stage_of(len(costs))
-    at = stage[block]
-    if by > 0:
-        changed = [k + (k == at and b >= block) for b, k in enumerate(stage)]
-    else:
-        changed = [k - (k == at and b <= block) for b, k in enumerate(stage)]
-    rest = sorted(set(changed))
-    ipu_of, free = dict(enumerate(assignment.ipus)), max(assignment.ipus) + 1
-    ipus = [ipu_of.get(k, free) for k in rest]
-    ranks = sorted(set(ipus))
-    return Assignment.of([rest.index(k) for k in changed], [ranks.index(ipu) for ipu in ipus])
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
 
@@ -204,24 +177,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output(common.param_id(NAME, "starts"), "value"),
         Input("rebalance-best", "n_clicks"),
         Input("rebalance-profiled", "n_clicks"),
-        Input({"move": ALL, "by": ALL}, "n_clicks"),
         State("rebalance-count", "value"),
-        State(common.param_id(NAME, "starts"), "value"),
         State(common.param_id(NAME, "profile"), "value"),
         prevent_initial_call=True,
     )
-    def change(best: Any, back: Any, moves: Any, count: Any, starts: Any, profile: Any) -> Any:
-        report = profiles.get(profile)
-        costs = costs_of(profiles, report)
-        by = ctx.triggered_id
-        if by is None or not ctx.triggered[0]["value"]:
+    def change(best: Any, back: Any, count: Any, profile: Any) -> Any:
+        costs = costs_of(profiles, profiles.get(profile))
+        if not (best or back):
             return no_update
-        if by == "rebalance-profiled":
+        if ctx.triggered_id == "rebalance-profiled":
             return ""
-        if by == "rebalance-best":
-            number = common.whole(count, len(costs.ipus), 1, len(costs))
-            return in_address(_best(costs, number)[0].prediction.assignment)
-        return in_address(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
+        number = common.whole(count, len(costs.ipus), 1, len(costs))
+        return in_address(_best(costs, number)[0].prediction.assignment)
 
     @app.callback(
         Output("rebalance-numbers", "children"),
@@ -246,7 +213,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         return (
             _numbers(report, costs, now, wanted, clock),
             figures.stages(costs, wanted, slowest, clock, theme),
-            _blocks(costs, wanted),
+            _row(costs, split),
             _why(report, costs, wanted),
             pipeline_figures.drawing(lanes, clock, theme, pixels=timespan.pixels(where)),
             _memory(costs, wanted, theme),
@@ -405,55 +372,36 @@ def _off(share: float) -> str:
     return f"the prediction is {abs(share):.2%} {'more' if share > 0 else 'less'}"
 
 
-def _blocks(costs: Costs, prediction: Prediction) -> Any:
-    stage = prediction.assignment.stage_of(len(costs))
-    heads = [
-        html.Th(words, className=kind)
-        for words, kind in (
-            ("Block", ""),
-            ("forward", "n"),
-            ("backward", "n"),
-            ("stage", "n"),
-            ("move", "n"),
+def _row(costs: Costs, split: Assignment) -> Any:
+    """Blocks in a row, each as wide as its cycles, and the border at which each stage begins.
+
+    assets/viewer.js moves the borders: it reads ``data-split`` and asks for another one.
+    """
+    work, parts = costs.cycles.work, []
+    for stage, (first, last) in enumerate(split.spans(len(costs))):
+        limits = (split.starts[stage - 1] + 1, last) if stage else (0, 0)
+        ends = dict(zip(("aria-valuemin", "aria-valuemax"), map(str, limits), strict=True))
+        said = f"stage {stage}, on IPU {split.ipus[stage]}, begins with {costs.names[first]}"
+        value: Any = {"aria-label": "border of stages", "aria-valuetext": said, **ends}
+        value |= {"aria-valuenow": str(first), "data-stage": str(stage)}
+        place: Any = {"order": 2 * first - 1}
+        name = html.Span([html.I("stage "), str(stage)])
+        border = html.Div(
+            name, className="border", role="slider", tabIndex="0", style=place, **value
         )
-    ]
-    rows = []
-    for block, name in enumerate(costs.names):
-        alone = stage.count(stage[block]) == 1
-        first = stage[block] == 0 and (alone or block == 0)
-        last = stage[block] == stage[-1] and (alone or block == len(costs) - 1)
-        buttons = html.Span(
-            [
-                html.Button(
-                    "◀",
-                    id={"move": block, "by": -1},
-                    title="to the stage before",
-                    disabled=first and alone,
-                ),
-                html.Button(
-                    "▶",
-                    id={"move": block, "by": 1},
-                    title="to the next stage",
-                    disabled=last and alone,
-                ),
-            ],
-            className="moves",
-        )
-        rows.append(
-            html.Tr(
-                [
-                    html.Td(name),
-                    html.Td(f"{costs.cycles.forward[block]:,}", className="n"),
-                    html.Td(f"{costs.cycles.backward[block]:,}", className="n"),
-                    html.Td(str(stage[block]), className="n"),
-                    html.Td(buttons, className="n"),
-                ]
+        parts.append(border)
+        for block in range(first, last + 1):
+            forward, backward = (of[block] for of in (costs.cycles.forward, costs.cycles.backward))
+            title = f"{costs.names[block]}: forward {forward:,}, backward {backward:,} cycles"
+            look: Any = {"order": 2 * block, "flexGrow": max(1, int(work[block]))}
+            parts.append(
+                html.Div(
+                    costs.names[block], className=f"block of-{stage % 2}", title=title, style=look
+                )
             )
-        )
-    return html.Div(
-        html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain"),
-        className="scroll",
-    )
+    on = (",".join(map(str, each)) for each in (split.starts, split.ipus))
+    data: Any = {"data-split": "@".join(on), "data-blocks": str(len(costs))}
+    return html.Div(parts, className="split", **data)
 
 
 def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:

@@ -251,16 +251,8 @@ def _options(report: Report) -> list[Any]:
 
 
 def _listed(options: list[tuple[str, Any]]) -> Any:
-    rows = [html.Tr([html.Td(_breaking(name)), html.Td(str(value))]) for name, value in options]
-    return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
-
-
-def _breaking(name: str) -> list[Any]:
-    """A dotted name that may be broken only after its dots."""
-    parts: list[Any] = []
-    for part in name.split("."):
-        parts += [".", html.Wbr(), part] if parts else [part]
-    return parts
+    """As one text: a browser takes a while for a table of a hundred rows."""
+    return common.statements([f"{name}  {value}" for name, value in options])
 
 
 # Parts of the page that read all executed steps or all variables.

@@ -63,6 +63,7 @@ def layout(view: View) -> Any:
         height=460,
         below=[html.Div(id="timeline-measured")],
     )
+    folded, pinned, tracks = timespan.lane_controls(view)
     counters = common.figure_card(
         "Counters",
         "timeline-counters",
@@ -75,13 +76,17 @@ def layout(view: View) -> Any:
             common.search(view, "find", "find by name"),
             common.switch(view, "level", "show", LEVELS, "auto"),
             common.choice(view, "ipu", "IPU", ipus, "all"),
-            *timespan.lane_controls(view),
+            folded,
+            tracks,
             common.unit_switch(view),
-            common.choice(view, "follow", "follow a micro-batch", which, "none"),
-            *common.run_choices(view),
-            common.switch(view, "span", "of", calls, "iteration")
-            if int(report.runs["iterations"].max()) > 1
-            else common.only(view, "span", "iteration"),
+            common.more(
+                pinned,
+                common.choice(view, "follow", "follow a micro-batch", which, "none"),
+                *common.run_choices(view),
+                common.switch(view, "span", "of", calls, "iteration")
+                if int(report.runs["iterations"].max()) > 1
+                else common.only(view, "span", "iteration"),
+            ),
             common.hidden(view, "step", check=find),
             *timespan.hidden(view),
             dcc.Store(id="timeline-marked"),

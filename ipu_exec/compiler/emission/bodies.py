@@ -168,7 +168,14 @@ class ProgramTree:
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """A stage's bodies for these tasks, in execution order."""
-        return [body for body in self.bodies if body.stage == stage and body.task in tasks]
+        return [body for body in self._of_stages.get(stage, ()) if body.task in tasks]
+
+    @cached_property
+    def _of_stages(self) -> dict[int, list[Body]]:
+        stages: dict[int, list[Body]] = {}
+        for body in self.bodies:
+            stages.setdefault(body.stage, []).append(body)
+        return stages
 
     def of(self, task: int, stage: int) -> Body | None:
         """The first body that `all_of` gives."""

@@ -44,8 +44,7 @@ class Transfer:
 
     def crosses(self, cut: int) -> bool:
         """Whether the storage is copied over the cut between stages ``cut`` and ``cut + 1``."""
-        low, high = sorted((self.source, self.target))
-        return low <= cut < high
+        return self.source <= cut < self.target or self.target <= cut < self.source
 
 
 @dataclass(frozen=True)

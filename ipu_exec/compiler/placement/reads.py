@@ -8,7 +8,8 @@ from ipu_exec.lowering import info
 
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
-    return tuple(op.inputs[index] for index in read_operands(op))
+    unread = info(op.aten).unread_operands(op.args)
+    return tuple(value for at, value in enumerate(op.inputs) if at not in unread)
 
 
 def read_operands(op: OpNode) -> tuple[int, ...]:

@@ -201,9 +201,12 @@ def by_block(
         graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
     )
     ends: list[OpNode] = []
-    for number in range(count):
-        of_block = [op for op in forward if block(op) == number]
-        ends += run_again(graph, of_block, [op for op in backward if block(op) == number], stays)[0]
+    of_block: list[tuple[list[OpNode], list[OpNode]]] = [([], []) for _ in range(count)]
+    for at, ops in enumerate((forward, backward)):
+        for op in ops:
+            of_block[block(op)][at].append(op)
+    for runs, turns in of_block:
+        ends += run_again(graph, runs, turns, stays)[0]
     return {
         "again": spent(again),
         "again_end": spent(ends),

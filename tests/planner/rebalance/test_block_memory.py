@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ipuscope.planner.costs.block_memory import code_of_blocks
+from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report
@@ -35,7 +36,8 @@ def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
 
 def of_blocks_alone(costs: Costs) -> Costs:
     """The costs without gaps, and without what the profiled IPUs hold besides their Blocks."""
-    memory = replace(costs.memory, residual=np.zeros((0, 0), dtype=np.int64))
+    nothing = np.zeros((0, 0), dtype=np.int64)
+    memory = replace(costs.memory, residual=nothing, region0=CodeMemory.unknown(len(costs)))
     return replace(costs, memory=memory, machine=replace(costs.machine, region0_bytes=0))
 
 

@@ -1,0 +1,80 @@
+"""Code on the tiles of IPUs that run some Blocks: only region 0 can have it.
+
+A tile whose code is beyond region 0 counts as if it were as far beyond the whole tile, so that one
+number of a tile says whether it fits. The compiler's error, and `analysis.overflows`, name the
+region.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipuscope.planner.costs.machine_costs import MachineCosts
+
+
+def extents(total: np.ndarray, beyond: np.ndarray, machine: MachineCosts) -> np.ndarray:
+    """``total``, int64[IPU, tile], where no code is ``beyond`` region 0; else beyond the tile."""
+    return np.where(beyond > 0, np.maximum(total, machine.bytes_per_tile + beyond), total)
+
+
+@dataclass(frozen=True)
+class CodeMemory:
+    """Bytes of code, int64 over tiles; without rows, or of tiles unknown, none."""
+
+    own: np.ndarray  # [Block, tile]: of it alone, and its calls
+    users: np.ndarray  # bool[piece, Block]: who shares a piece
+    pieces: np.ndarray  # [piece, tile]: once an IPU
+    besides: np.ndarray  # [IPU, tile]: of no Block, as profiled
+    ran: np.ndarray  # bool[IPU, Block], as profiled; other sets have the most of ``besides``
+
+    @classmethod
+    def unknown(cls, blocks: int) -> CodeMemory:
+        """Of Blocks whose code nobody asks for: no tiles."""
+        nothing = np.zeros((blocks, 0), dtype=np.int64)
+        none = np.zeros((0, blocks), dtype=bool)
+        return cls(nothing, none, nothing[:0], nothing[:0], none)
+
+    def on(self, runs: np.ndarray) -> np.ndarray:
+        """Code of IPUs that run Blocks, bool[IPU, Block]: int64[IPU, tile]."""
+        shared = (runs.astype(np.int64) @ self.users.T.astype(np.int64)) > 0
+        code: np.ndarray = runs.astype(np.int64) @ self.own + shared.astype(np.int64) @ self.pieces
+        same = (runs[:, None] == self.ran).all(axis=2)
+        as_profiled = same.any(axis=1)
+        code[as_profiled] += self.besides[same[as_profiled].argmax(axis=1)]
+        code[~as_profiled] += self.besides.max(axis=0)
+        return code
+
+    def beyond(self, runs: np.ndarray, machine: MachineCosts) -> np.ndarray:
+        """Code of IPUs that run Blocks, beyond region 0: int64[IPU, tile], all 0 where it fits."""
+        if self._surely_fit(runs, machine).all():
+            return np.zeros((len(runs), machine.tiles), dtype=np.int64)
+        return np.maximum(0, self.on(runs) - machine.region0_bytes)
+
+    def of_intervals(self, width: int, machine: MachineCosts) -> np.ndarray:
+        """`extents` of code alone, of Blocks ``first .. first + width``: int64[first, width]."""
+        count = len(self.own)
+        beyond = np.zeros((max(1, count), width), dtype=np.int64)
+        if not count or self._surely_fit(np.ones((1, count), dtype=bool), machine).all():
+            return beyond
+        most = self.besides.max(axis=0)
+        for first in range(count):
+            new = self.own[first : first + width].copy()
+            users = self.users[:, first : first + width]
+            used = np.flatnonzero(users.any(axis=1))
+            np.add.at(new, users[used].argmax(axis=1), self.pieces[used])
+            code = (most + np.cumsum(new, axis=0)).max(axis=1) - machine.region0_bytes
+            beyond[first, : len(code)] = np.where(code > 0, machine.bytes_per_tile + code, 0)
+        return beyond
+
+    def _surely_fit(self, runs: np.ndarray, machine: MachineCosts) -> np.ndarray:
+        """Whether even the parts' fullest tiles together have room: bool[IPU]."""
+        if not len(self.own):
+            return np.ones(len(runs), dtype=bool)
+        shared = (runs.astype(np.int64) @ self.users.T.astype(np.int64)) > 0
+        most = self.besides.max(initial=0) + runs @ self.own.max(axis=1, initial=0)
+        fits: np.ndarray = (
+            most + shared @ self.pieces.max(axis=1, initial=0) <= machine.region0_bytes
+        )
+        return fits

@@ -1,0 +1,77 @@
+"""Code of other splits, which region 0 alone has room for: against sums by hand and compiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ipu_exec
+from benchmarks.rebalance.random_costs import random_costs
+from ipu_exec import machine
+from ipuscope.planner.advice import relief, way_to_fit
+from ipuscope.planner.costs.code_memory import CodeMemory
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.memory_verdict import Answer
+from ipuscope.planner.predict.what_if import Assignment, memory_of
+from ipuscope.profiler import analysis, open_report
+from ipuscope.profiler.analysis.facts import facts
+from tests.models import Mlp
+
+
+def code_of_three() -> CodeMemory:
+    """Three Blocks on two tiles; the first and the last share a piece; IPU 0 ran the first two."""
+    return CodeMemory(
+        own=np.array([[10, 0], [20, 5], [0, 1]]),
+        users=np.array([[True, False, True]]),
+        pieces=np.array([[100, 50]]),
+        besides=np.array([[1, 2], [3, 0]]),
+        ran=np.array([[True, True, False], [False, False, True]]),
+    )
+
+
+def test_a_piece_counts_once_and_what_no_block_has_as_profiled_or_the_most() -> None:
+    runs = np.array([[True, True, False], [True, True, True], [False, True, False]])
+    on = code_of_three().on(runs).tolist()
+    assert on == [[10 + 20 + 100 + 1, 5 + 50 + 2], [30 + 100 + 3, 6 + 50 + 2], [20 + 3, 5 + 2]]
+
+
+def test_intervals_are_sets_of_blocks_that_follow_each_other() -> None:
+    code = code_of_three()
+    small = replace(random_costs(np.random.default_rng(1), 3).machine, tiles=2, region0_bytes=100)
+    table = code.of_intervals(3, small)
+    # Blocks 0; 0 and 1; all; 1; 1 and 2; 2: the fullest tile with 3 and 2 bytes besides
+    most = np.array([[113, 133, 133], [23, 123, -1], [103, -1, -1]])
+    assert table.tolist() == np.where(most > 100, small.bytes_per_tile + most - 100, 0).tolist()
+
+
+def test_code_beyond_region_0_is_no_split_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an outside look met: 'fits' was said of code that no tile has room for."""
+    small = replace(machine.TARGETS["mk2"], region0_bytes=6 << 10)
+    monkeypatch.setitem(machine.TARGETS, "mk2", small)
+    model = Mlp([256] * 7, [0] * 6)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.showCompilationProgressBar(False)
+    executor = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ipu_exec.OutOfMemoryError, match="region 0") as caught:
+        executor.compile(torch.zeros(4, 256), torch.zeros(4, 256))
+    report = open_report(tmp_path / "training")
+    costs, (over,) = Costs.from_report(report), analysis.overflows(report)
+    as_is = Assignment((0,), (0,))
+    (verdict,) = memory_of(costs, as_is)
+    assert (verdict.answer, verdict.of_code) == (Answer.OVER, True)
+    assert verdict.nbytes - verdict.limit == over.bytes_over
+    assert "code, for which only region 0 has room" in str(verdict)
+    assert str(facts(report).overflow) == str(over) and "208" not in str(over)
+    assert way_to_fit(report).startswith("Code is what is too large: what other settings need")
+    assert way_to_fit(report) in caught.value.message
+    assert not any(one.fits == Answer.FITS for one in relief(report))
+    first, *others = insights(report)
+    assert first.title == "IPU 0 overflows: a tile has more code than room for it"
+    assert not any("fullest tile is" in one.title for one in others)
