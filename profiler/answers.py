@@ -84,6 +84,15 @@ def _answer(report: R, name: str, function: Callable[[R], T]) -> T:
     return made
 
 
+def is_stored(report: Profile, function: Callable[..., Any]) -> bool:
+    """Whether the answer of a `stored` function is on the disk already."""
+    store = _store_of(report)
+    return (
+        store is not None
+        and (store.folder / f"{function.__module__}.{function.__qualname__}").exists()
+    )
+
+
 def _store_of(report: Profile) -> Store | None:
     """The store of a report's answers; None if its file is growing or was replaced."""
     try:

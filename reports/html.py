@@ -41,6 +41,7 @@ from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
 from ipuscope.viewer.figures import peak as figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
+from ipuscope.viewer.figures.of_report import Figures
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -178,7 +179,8 @@ def _sections(report: Report) -> list[Section]:
             _themed(lambda t: memory.categories(kinds, t, columns=4)),
         ),
     ]
-    sections += [_heat_maps(report, tiles), _ops(report), *_lines(report), _options(report)]
+    sections += [_heat_maps(report, tiles), _ops(report), *_lines(report)]
+    sections += [*_costs(report), _options(report)]
     return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
 
 
@@ -354,6 +356,15 @@ def _lines(report: Report) -> Iterator[Section]:
     if rows:
         note = "Of the cycles of all operators, by the line that makes them."
         yield Section("Source lines", note, table=(("share", "line", "", "IPU"), rows))
+
+
+def _costs(report: Report) -> Iterator[Section]:
+    """Flame graphs of the cycles, by module and by the user's files and lines."""
+    drawn = {name: Figures(report, name) for name in theme.THEMES}
+    note = "Cycles of a device iteration that IPUs are busy for; layers that are alike together."
+    for by in ("module", "source") if len(report.runs) else ():
+        figure = {name: one.costs(by) for name, one in drawn.items()}
+        yield Section(f"Costs by {'module' if by == 'module' else 'source line'}", note, [figure])
 
 
 def _about(report: Report) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.compile.growth import cpu
+from benchmarks.dated import dated
 from ipuscope.profiler import open_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "beside.md"
@@ -241,7 +242,7 @@ def main() -> None:
         "| task | tool | CPU seconds | what comes out |\n| --- | --- | ---: | --- |\n"
     )
     if not args.only:
-        PAGE.write_text(head + "\n".join(lines) + "\n")
+        PAGE.write_text(dated(head + "\n".join(lines) + "\n"))
 
 
 if __name__ == "__main__":

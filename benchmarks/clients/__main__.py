@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.clients import answers, loading, page, profiles
+from benchmarks.dated import dated
 
 PAGE = Path(__file__).parents[2] / "docs" / "libpva-clients.md"
 
@@ -38,7 +39,7 @@ def main() -> int:
         speed = loading.measure(paths.bert)
     text = page.written(replies, speed)
     print(text)
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(dated(text), encoding="utf-8")
     return int(not all(answer.same for answer in replies))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import ipu_exec
 from benchmarks.compile import growth
+from benchmarks.dated import dated
 from benchmarks.memory import configure, optimiser
 
 GROWTH = "## At a pod's size"  # where its part begins
@@ -109,7 +110,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.growth:
         before, *_ = PAGE.read_text().partition(GROWTH)
-        PAGE.write_text("\n".join([before.rstrip(), "", *growth.lines(), ""]))
+        PAGE.write_text(dated("\n".join([before.rstrip(), "", *growth.lines(), ""])))
         print(PAGE.read_text())
         return
     if args.one:
@@ -134,7 +135,7 @@ def main() -> None:
         lines.append(row((layers, target, 4, 64), alone("bert-large", 4, 64, True, layers, target)))
         print(lines[-1], flush=True)
     lines += ["", *growth.lines()]
-    PAGE.write_text("\n".join(["# How long compiling takes", "", *lines, ""]))
+    PAGE.write_text(dated("\n".join(["# How long compiling takes", "", *lines, ""])))
 
 
 if __name__ == "__main__":

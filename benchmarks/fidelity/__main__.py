@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
+from benchmarks import dated
 from benchmarks.fidelity import errors, fits, page, poplibs, store
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
 from benchmarks.fidelity.store import Result
@@ -59,7 +60,7 @@ def scaling() -> list[Row]:
 
 def run(rows: Iterable[Row]) -> list[Result]:
     """Predict every row; adjacent rows of the same case are compiled once, and nothing is kept."""
-    results, commit = [], store.commit()
+    results, commit = [], dated.commit()
     last: tuple[str, ...] = ()
     case: Compiled | str = ""
     for row in rows:

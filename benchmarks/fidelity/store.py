@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,18 +46,6 @@ class Result:
     def error(self) -> float:
         """|ln ratio|."""
         return math.inf if not self.ratio or self.ratio <= 0 else abs(math.log(self.ratio))
-
-
-def commit() -> str:
-    """The commit that is checked out, with ``+`` where sources of the compiler differ from it."""
-    root = Path(__file__).parents[2]
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--", "ipu_exec", "profiler", "examples")
-    return git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
 def commits(results: Iterable[Result]) -> str:

@@ -23,6 +23,7 @@ import torch
 
 import ipu_exec
 from benchmarks.compile.growth import cpu, imported, measured
+from benchmarks.dated import dated
 from benchmarks.memory import configure, optimiser
 from examples.models import bert, split
 
@@ -184,7 +185,7 @@ def main() -> None:
         lines.append(row(name))
         print(lines[-1], flush=True)
     if not args.only:
-        PAGE.write_text("\n".join([*lines, ""]))
+        PAGE.write_text(dated("\n".join([*lines, ""])))
 
 
 if __name__ == "__main__":

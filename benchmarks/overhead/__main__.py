@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 import ipu_exec
+from benchmarks.dated import dated
 from examples.models import build
 from tests.models import Mnist, mnist_batch
 
@@ -164,7 +165,7 @@ def main() -> None:
             print(lines[-1], flush=True)
     if args.only is None:
         _, head, others = PAGE.read_text().partition("\n## ")  # of benchmarks.overhead.lightning
-        PAGE.write_text("\n".join([*lines, ""]) + head + others)
+        PAGE.write_text(dated("\n".join([*lines, ""]) + head + others))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import ipu_exec
 import ipu_exec.lightning
+from benchmarks.dated import dated
 from benchmarks.overhead.__main__ import CASES, made
 
 PAGE = Path(__file__).parents[2] / "docs" / "overhead.md"
@@ -255,7 +256,7 @@ def main() -> None:
     lines = section(args.only)
     if args.only is None:
         page = PAGE.read_text().split(HEAD)[0].rstrip()
-        PAGE.write_text("\n".join([page, "", *lines, ""]))
+        PAGE.write_text(dated("\n".join([page, "", *lines, ""])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.dated import dated
 from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis.facts import facts
 
@@ -101,4 +102,4 @@ def write(names: Iterable[str]) -> None:
         head = heading + section.partition("| --- |")[0]
         order = [rows[name] for name in SCRIPTS if name in rows]
         rule = "| --- |" + " ---: |" * 4 + " --- |" + " ---: |" * 3
-        PAGE.write_text(before + "\n".join([head.rstrip(), rule, *order, ""]) + end + after)
+        PAGE.write_text(dated(before + "\n".join([head.rstrip(), rule, *order, ""]) + end + after))

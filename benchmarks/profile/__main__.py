@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dated import dated
 from benchmarks.profile import reports
 
 PAGE = Path(__file__).parents[2] / "docs" / "profile-performance.md"
@@ -264,7 +265,7 @@ def main() -> None:
         section = reports.section(profiles, args.times)
         print("\n".join(section))
         before = PAGE.read_text().split(reports.TITLE)[0].rstrip()
-        PAGE.write_text("\n".join([before, "", *section]))
+        PAGE.write_text(dated("\n".join([before, "", *section])))
         return
     lines = ["# How fast profiles are written and read", ""]
     lines += [
@@ -284,7 +285,7 @@ def main() -> None:
         if not args.only:
             lines += reports.section(profiles, args.times)
     if not args.only:
-        PAGE.write_text("\n".join(lines))
+        PAGE.write_text(dated("\n".join(lines)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.compile import growth
+from benchmarks.dated import dated
 from benchmarks.profile.reports import OUT, PROFILE, SQL, taken
 
 PAGE = Path(__file__).parents[2] / "docs" / "ratios.md"
@@ -107,7 +108,7 @@ def main() -> int:
             print(f"{ratio:6.2f}  {name} ({words})", flush=True)
             now[name], worse = ratio, worse + too_much
     if args.write:
-        PAGE.write_text(page(now))
+        PAGE.write_text(dated(page(now)))
     return int(worse > 0)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 import ipu_exec
+from benchmarks.dated import dated
 from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
@@ -235,7 +236,7 @@ def main() -> None:
     if "--search" in sys.argv[1:]:
         before, _, rest = PAGE.read_text().partition(SEARCH)
         _, title, behind = rest.partition("\n## ")
-        PAGE.write_text(before + "\n".join(table) + f"\n{title}{behind}")
+        PAGE.write_text(dated(before + "\n".join(table) + f"\n{title}{behind}"))
         return
     firsts, seconds = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -269,7 +270,7 @@ def main() -> None:
         "",
     ]
     _, title, rest = PAGE.read_text().partition(PUBLISHED)  # another command's
-    PAGE.write_text("\n".join(lines) + (f"\n{title}{rest}" if title else ""))
+    PAGE.write_text(dated("\n".join(lines) + (f"\n{title}{rest}" if title else "")))
 
 
 if __name__ == "__main__":

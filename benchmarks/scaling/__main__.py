@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.dated import dated
 from benchmarks.fidelity.cases import compiled
 from benchmarks.profile.__main__ import write
 from benchmarks.scaling import page
@@ -100,7 +101,7 @@ def main() -> int:
     text = page.whole(published, swept)
     print(text)
     if not args.only:
-        page.PAGE.write_text(text)
+        page.PAGE.write_text(dated(text))
     if args.html:
         page.chart(swept).write_html(args.html, include_plotlyjs=True)
     return 0

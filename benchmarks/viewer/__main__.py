@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.dated import dated
 from benchmarks.viewer import pages
 from ipuscope.profiler import open_report
 from ipuscope.profiler.file.reader import find_profile
@@ -260,7 +261,7 @@ def main() -> None:
         words = (word.partition("=") for word in args.pages)
         section = pages.section({name: find_profile(path) for name, _, path in words})
         print("\n".join(section))
-        PAGE.write_text(pages.with_section(PAGE.read_text(), section))
+        PAGE.write_text(dated(pages.with_section(PAGE.read_text(), section)))
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -291,7 +292,7 @@ def main() -> None:
             print(table(results[-1:]).splitlines()[-1], flush=True)
     if args.only is None:
         page = PAGE.read_text().partition(pages.TITLE)  # of real models: --pages
-        PAGE.write_text(table(results) + "".join(("\n", *page[1:]) if page[1] else ()))
+        PAGE.write_text(dated(table(results) + "".join(("\n", *page[1:]) if page[1] else ())))
     print(table(results))
 
 

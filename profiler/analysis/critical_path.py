@@ -310,7 +310,12 @@ def _causes(steps: pd.DataFrame) -> np.ndarray:
 def _cause(kind: str, purpose: str, task: str) -> str:
     if not task:
         return WAITING
-    return _OF_PURPOSE.get(purpose) or _OF_KIND.get(kind, "compute")
+    return _OF_PURPOSE.get(purpose) or cause_of_kind(kind)
+
+
+def cause_of_kind(kind: str) -> str:
+    """What a step or a body is on the path for, by its kind (of `records.KINDS`)."""
+    return _OF_KIND.get(kind, "compute")
 
 
 # -- summaries ---

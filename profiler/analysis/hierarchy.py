@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.analysis.critical_path import cause_of_kind, spent_by_step
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -74,11 +75,19 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 
 def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
     """`spent_by_step` of all tasks of a device iteration that are no waiting."""
-    tasks = report.tasks(run, iteration=iteration)
-    tasks = tasks[tasks["kind"].astype(str) != "idle"]
-    pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
-    pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    return spent_by_step(report, pieces)
+    busy, body = _busy(report, run, iteration), report.columns_of(records.Body)["id"]
+    pieces = busy.value_counts(sort=False).rename("times").reset_index()
+    return spent_by_step(report, pieces.assign(body=body[pieces["body"]], phase=""))
+
+
+def _busy(report: Report, run: int, iteration: int) -> pd.DataFrame:
+    """``body`` (a row of their table) and ``length`` (cycles) of all tasks that are no waiting."""
+    import pandas as pd
+
+    ran = report.executed_tasks(run, None, iteration)
+    waits = report.columns_of(records.Body)["kind"] == "idle"
+    tasks = pd.DataFrame({"body": ran.what, "length": ran.end - ran.start})
+    return tasks[~waits[ran.what]]
 
 
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
@@ -145,13 +154,13 @@ def _leaves(
     if "module" in rows:
         module = np.where(rows["module"] != "", rows["module"], module)
     block = operators["block_name"].astype(str).to_numpy()
-    stage = rows["stage"].to_numpy()
+    stage, dims = rows["stage"].to_numpy(), ORDERS[order]
     columns: dict[str, Any] = {
         "module": module,
         "operator": _operators(rows["name"], operators["name"], has_op),
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
-        **_places(operators["file"].astype(str), operators["line"]),
+        **(_places(operators["file"].astype(str), operators["line"]) if "line" in dims else {}),
         **({"stack": _stacks(report, rows["op"].to_numpy())} if order == "stack" else {}),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
         # instead of a module, if there is neither module nor operator
@@ -159,7 +168,6 @@ def _leaves(
         "kind": rows["kind"].astype(str),
         "value": rows[measure].to_numpy(),
     }
-    dims = ORDERS[order]
     keys = list(dict.fromkeys(["module", "otherwise", *dims, "kind"]))
     table = pd.DataFrame(columns).groupby(keys, as_index=False, sort=False)[["value"]].sum()
     names = [_names(dim, table, together) for dim in dims]
@@ -198,16 +206,17 @@ def paths_of(
 
     ``report``: theirs, for the order "stack".
     """
+    dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
     stacks = {"stack": _stacks(report, operators.index.to_numpy())} if report else {}
+    places = _places(operators["file"], operators["line"]) if "line" in dims else {}
     table = operators.assign(
         **stacks,
+        **places,
         operator=operators["name"],
         block=operators["block_name"].replace("", "no Block"),
         stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
         otherwise="",
-        **_places(operators["file"], operators["line"]),
     )
-    dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
     names = [_names(dim, table, together) for dim in dims]
     return [_joined(parts) for parts in zip(*names, strict=True)]
 
@@ -401,6 +410,18 @@ def look(nodes: dict[Path, Node], at: Path) -> Look:
     above = {path[:-1] for path in nodes if path}
     opens = frozenset(node.path for node in inside if node.path in above)
     return Look(visible(nodes, at, NARROWEST), inside, opens)
+
+
+def by_direction(report: Report) -> Look:
+    """`first_look` by direction: at once, for it takes tasks instead of their steps."""
+    import pandas as pd
+
+    cycles = _busy(report, 0, 0).groupby("body")["length"].sum()
+    body = report.columns_of(records.Body)
+    of = (body[name][cycles.index].tolist() for name in ("direction", "kind"))
+    kinds = [str(direction or cause_of_kind(kind)) for direction, kind in zip(*of, strict=True)]
+    rows = [((kind,), spent, kind) for kind, spent in zip(kinds, cycles.tolist(), strict=True)]
+    return look(tree(pd.DataFrame(rows, columns=pd.Index(_LEAF))), ())
 
 
 @stored

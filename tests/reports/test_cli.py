@@ -786,7 +786,7 @@ def test_memory_fails_where_a_tile_is_too_full(
         connection.execute("UPDATE target SET bytes_per_tile = 220000")
     connection.close()
     assert main(["memory", str(path)]) == 1
-    assert "out of memory" in capsys.readouterr().out
+    assert "Out of memory: tile " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

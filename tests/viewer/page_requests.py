@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from dash import Dash
@@ -23,12 +24,20 @@ class PageRequests:
 
     def __init__(self, app: Dash) -> None:
         self._client = app.server.test_client()
+        self._held: dict[str, dict[str, Any]] = {}
         self._frame = self._client.get("/_dash-layout").json
         self._specs = self._client.get("/_dash-dependencies").json or []
 
     def ask(self, body: dict[str, Any]) -> str:
-        """The server's answer to a callback's request; "" if there is none."""
-        return self._client.post(UPDATE, json=body).text
+        """The server's answer to a callback's request; "" if there is none.
+
+        Callbacks that are asked later have what it put into the page.
+        """
+        text = self._client.post(UPDATE, json=body).text
+        with suppress(ValueError, KeyError):  # no answer, or a failure's
+            for id, values in json.loads(text)["response"].items():
+                self._held.get(id, {}).update(values)
+        return text
 
     def of_page(self, page: Page, where: Where) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (what, request) of the layout and then, once it is answered, of each callback.
@@ -50,6 +59,7 @@ class PageRequests:
             return
         components = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
         held |= components
+        self._held = held
         for spec in self._specs:
             if spec is show or spec["clientside_function"]:
                 continue

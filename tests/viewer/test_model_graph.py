@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,22 @@ def test_copies_follow_the_split_that_is_shown(report: Report) -> None:
     nodes = [one["data"] for one in drawn if "path" in one["data"]]
     assert ["stage 0" in one["label"] for one in nodes] == [True, True, False, False]
     assert page.toggled(page.toggled("", "B1"), "B1") == ""
+
+
+def test_edges_of_next_to_nothing_leave_room_for_the_others(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an attention mask that every layer reads."""
+    graph, two = model_graph.graph(report), Assignment((0, 2), (0, 1))
+    mask = replace(graph.edges[0], source=0, target=3, bytes=1)
+    assert (
+        len(page.elements(report, replace(graph, edges=(*graph.edges, mask)), two, "", LIGHT)[0])
+        == 8
+    )
+    many = replace(graph, edges=(*graph.edges, *[mask] * 9))
+    drawn, _, said = page.elements(report, many, two, "cycles", LIGHT)
+    assert len(drawn) == 7 and said.endswith("; 9 edges of under 1% of the largest are left out.")
+    assert page.height(many) == page.height(graph)
 
 
 def test_a_tied_weight_is_an_edge_of_its_own(report: Report) -> None:

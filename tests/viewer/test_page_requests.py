@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ipuscope.profiler import open_report
+from ipuscope.profiler import answers, open_report
 from ipuscope.viewer.app import PAGES, create_app, settle
-from ipuscope.viewer.pages import causes, rebalance
+from ipuscope.viewer.pages import causes, common, rebalance
 from tests.synthetic import synthetic_profile
 from tests.viewer.page_requests import PageRequests
 
@@ -45,6 +45,28 @@ def test_a_viewer_with_a_script_has_the_check_that_one_without_it_has_not(path: 
 
     assert "rebalance-check" not in layout(())
     assert "train.py" in layout(("train.py",))
+
+
+def test_costs_of_many_operators_come_by_direction_first(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then whole, with the same sum; the whole is at once there where it is stored."""
+    monkeypatch.setattr(common, "MANY_OPERATORS", 0)
+    monkeypatch.setattr(answers, "LEAST_SECONDS", 0)
+    copied = tmp_path / "profile.pop"
+    shutil.copyfile(path, copied)
+    page = next(one for one in PAGES if one.name == "Costs")
+    drawn = []
+    for _ in range(2):
+        first = PageRequests(create_app(open_report(copied)))
+        for what, request in first.of_page(page, WHERE):
+            answer = first.ask(request) if what.startswith("flame-graph") else ""
+            parts = json.loads(answer or "{}").get("response", {})
+            drawn += [one["figure"]["data"][0] for one in parts.values() if "figure" in one]
+    quick, whole, stored = drawn
+    assert quick["values"][0] == whole["values"][0] > 0
+    assert "forward" in quick["labels"] and len(quick["ids"]) < len(whole["ids"])
+    assert stored == whole
 
 
 def test_a_rewritten_profile_has_other_answers(path: Path, tmp_path: Path) -> None:

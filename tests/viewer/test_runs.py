@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -109,6 +110,10 @@ def test_recent_profiles_are_the_users_own_and_still_there(
         assert recent() == []
 
 
+def _no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_views_are_saved_beside_a_profile_and_are_of_it_only(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +127,10 @@ def test_views_are_saved_beside_a_profile_and_are_of_it_only(
     )
     assert dialogs.saved(report) == [("<b>", "/a")]
     assert "characters" in dialogs.save(report, [("", "https://elsewhere")])
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", _no_space)
+        assert "No space left" in dialogs.save(report, [view])
+    assert {one.name for one in file.parent.iterdir()} == {"profile.pop", "views.json"}
     monkeypatch.setattr(os, "geteuid", lambda: -1)
     assert "is not yours" in dialogs.save(report, [view]) and dialogs.saved(report) == [
         ("<b>", "/a")

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import hierarchy
 from ipuscope.profiler.report.query import Answer, select
 from ipuscope.viewer.figures import counters, flame, pipeline, theme, trace
 from ipuscope.viewer.figures import drawing as drawings
@@ -298,6 +299,13 @@ def drawn_cycles(figure: go.Figure) -> dict[str, float]:
             filled = sum(map(enclosed, parts_of(one.x, one.y))) / trace._HEIGHT
             found[one.name] = found.get(one.name, 0) + filled
     return {name: cycles for name, cycles in found.items() if name != "waiting"}
+
+
+def test_a_notebooks_flame_graph_has_all_cycles_or_bytes(report: Report) -> None:
+    whole = hierarchy.by_direction(report).shown[0].value
+    for by in hierarchy.ORDERS:
+        assert report.figures.costs(by).data[0].values[0] == whole
+    assert report.figures.costs(of="bytes").data[0].values[0] == report.memory()["bytes"].sum()
 
 
 def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profiles) -> None:

@@ -87,7 +87,7 @@ def drawn(
     look = {"tiling": {"orientation": "v", "pad": 0}, "leaf": {"opacity": 1}}
     margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
     small = {"minsize": 10, "mode": "hide"}
-    layout = theme.layout(max(200, _ROW * depth + 70), margin=margin, uniformtext=small)
+    layout = theme.frame(max(200, _ROW * depth + 70), margin=margin, uniformtext=small)
     return Drawing([{"type": "icicle", **what, **look}], layout)
 
 

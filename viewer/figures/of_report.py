@@ -6,9 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import critical_path, peak, regions
+from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
-from ipuscope.viewer.figures import bars, memory, pipeline, theme
+from ipuscope.viewer.figures import bars, flame, memory, pipeline, theme, units
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
@@ -57,6 +57,17 @@ class Figures:
         """Operators by FLOPs per byte received and per cycle, and what the machine allows."""
         operators = analysis.operators(self._report)
         return self._carded(peak_figures.roofline(self._report, operators, self._theme))
+
+    def costs(self, by: str = "module", of: str = "cycles") -> go.Figure:
+        """Cycles or bytes as a flame graph, layers together.
+
+        ``by``: "module", "stage", "block", "aten", "source" (files and lines) or "stack" (callers).
+        """
+        of_bytes = of == "bytes"
+        leaves = hierarchy.leaves_of_bytes if of_bytes else hierarchy.leaves_of_cycles
+        seen = hierarchy.look(hierarchy.tree(leaves(self._report, by, together=True)), ())
+        words = units.size if of_bytes else self._clock.both
+        return self._carded(flame.drawn(seen.shown, (), words, self._theme, of_bytes, False))
 
     def alike(self, by: str = "stage") -> go.Figure:
         """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import hierarchy, regions, source
@@ -19,6 +19,7 @@ from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.analysis.source import Margin
+from ipuscope.profiler.answers import is_stored
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
@@ -104,7 +105,7 @@ def layout(view: View) -> Any:
                 common.choice(view, "form", "as", _FORMS, "flame"),
                 html.Div(id="flame-legend", className="legend"),
             ],
-            below=[html.Div(id="flame-parts")],
+            below=[html.Div(id="flame-parts"), dcc.Store(id="flame-first")],
         ),
         common.card(
             "Operators and steps",
@@ -320,14 +321,36 @@ def _slower(repeats: Regions) -> list[Any]:
 
 
 def _register_flame(app: Dash, profiles: Profiles) -> None:
+    asked = common.param_input(NAME, "profile", "other", "with", *_OF_FLAME)
+    parts = (("flame-graph", "figure"), ("flame-legend", "children"), ("flame-parts", "children"))
+
     @app.callback(
-        Output("flame-graph", "figure"),
-        Output("flame-legend", "children"),
-        Output("flame-parts", "children"),
-        *common.param_input(NAME, "profile", "other", "with", *_OF_FLAME),
+        *(Output(*part) for part in parts),
+        Output("flame-first", "data"),
+        *asked,
         common.theme_state(),
     )
-    def draw(profile: Any, other: Any, beside: Any, measure: Any, order: Any, *more: Any) -> Any:
+    def draw(*values: Any) -> Any:
+        """The figure; of many operators first by direction, and then `follow` draws all of it."""
+        report, second = _reports(profiles, *values[:3])
+        many = report.columns_of(records.Op).rows > common.MANY_OPERATORS
+        first = second is None and values[3:][:5] == ("cycles", "module", "together", "flame", "")
+        if not (first and many and len(report.runs)) or is_stored(report, hierarchy.first_look):
+            return *whole(*values), False
+        seen, clock = hierarchy.by_direction(report), Clock(report.target.clock_hz)
+        return *_flame(seen, (), clock.both, common.theme_of(values[-1])), _FOLLOWS, True
+
+    @app.callback(
+        *(Output(*part, allow_duplicate=True) for part in parts),
+        Input("flame-first", "data"),
+        *(State(one.component_id, "value") for one in asked),
+        common.theme_state(),
+        prevent_initial_call=True,
+    )
+    def follow(first: Any, *values: Any) -> Any:
+        return whole(*values) if first else (no_update,) * len(parts)
+
+    def whole(profile: Any, other: Any, beside: Any, measure: Any, order: Any, *more: Any) -> Any:
         layers, form, at, where = more
         report, second = _reports(profiles, profile, other, beside)
         bytes_of = measure == "bytes" or not len(report.runs)
@@ -348,18 +371,26 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
             lost = bool(here) and here not in nodes
             here = () if lost else here
             seen = hierarchy.look(nodes, here)
-        theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
-        words = units.size if bytes_of else clock.both
-        compared = second is not None
-        figure = figures.drawn(seen.shown, here, words, theme, bytes_of, compared)
-        legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
-        named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
+        words = units.size if bytes_of else Clock(report.target.clock_hz).both
+        drawn = _flame(seen, here, words, common.theme_of(where), bytes_of, second is not None)
         parts = _parts(seen, here, words) if here else []
         if over == "source" and not lost and not bytes_of:
             file = here[0] if here else ""
             listed = bool(file) and (report.ops["file"] == file).any()
             parts = file_listing(report, file) if listed else hottest(report)
-        return figure, named, _lost(at, over, what[0]) if lost else parts
+        return *drawn, _lost(at, over, what[0]) if lost else parts
+
+
+_FOLLOWS = html.P("By direction at first; modules and operators follow.", className="note")
+
+
+def _flame(
+    seen: Look, here: Path, words: Any, theme: Theme, bytes_of: bool = False, compared: bool = False
+) -> tuple[Any, list[Any]]:
+    """The figure of a tree, and its legend."""
+    figure = figures.drawn(seen.shown, here, words, theme, bytes_of, compared)
+    legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
+    return figure, [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
 
 
 def _lost(at: Any, order: str, measure: str) -> Any:
@@ -372,18 +403,12 @@ def _lost(at: Any, order: str, measure: str) -> Any:
 def _parts(seen: Look, at: Path, words: Any) -> Any:
     """The parts of a part, widest first; one that has parts itself is a button that opens it."""
     whole = max(1, seen.shown[len(at)].value)
-    rows = [
-        html.Tr(
-            [
-                html.Td(
-                    _button(node.path, node.path[-1]) if node.path in seen.opens else node.path[-1]
-                ),
-                html.Td(words(node.value), className="n"),
-                html.Td(units.percent(node.value / whole), className="n"),
-            ]
-        )
-        for node in seen.inside[:_MOST_ROWS]
-    ]
+    rows = []
+    for node in seen.inside[:_MOST_ROWS]:
+        name = node.path[-1]
+        cells = (words(node.value), units.percent(node.value / whole))
+        first = html.Td(_button(node.path, name) if node.path in seen.opens else name)
+        rows.append(html.Tr([first, *(html.Td(one, className="n") for one in cells)]))
     if len(seen.inside) > _MOST_ROWS:
         rest = f"and {len(seen.inside) - _MOST_ROWS:,} smaller"
         rows.append(html.Tr(html.Td(rest, colSpan=3)))
@@ -449,21 +474,11 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
     shown = steps.assign(tile_balance=balance)
     figure = memory_figures.chip(tiles.astype(np.float32), 0.0, theme, "cycles")
     busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
-    return [
-        html.Div(
-            [
-                html.Div([common.facts(rows), html.P(common.separated(links))]),
-                html.Div(
-                    [
-                        html.P(f"Balance over tiles: {busy}", className="note"),
-                        common.graph("costs-tiles", figure),
-                    ]
-                ),
-            ],
-            className="row",
-        ),
-        tables.table("costs-steps", shown, _STEPS, theme, height=300),
-    ]
+    about = html.Div([common.facts(rows), html.P(common.separated(links))])
+    note = html.P(f"Balance over tiles: {busy}", className="note")
+    chip = html.Div([note, common.graph("costs-tiles", figure)])
+    table = tables.table("costs-steps", shown, _STEPS, theme, height=300)
+    return [html.Div([about, chip], className="row"), table]
 
 
 def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:

@@ -169,12 +169,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         column = "total" if gaps == "with" else "total_excluding_gaps"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
-        second = common.other_of(profiles, profile, *other)
-        beside = (
-            second.tiles(ipu)
-            if second is not None and ipu < second.target.ipus_per_replica
-            else None
-        )
+        second = _other(profiles, profile, ipu, *other)
+        beside = None if second is None else second.tiles(ipu)
         return (
             figures.tiles(
                 by_tile, limit, theme, _tile(report, ipu, tile), gaps == "with", to_limit, beside
@@ -194,15 +190,9 @@ def register(app: Dash, profiles: Profiles) -> None:
     def one_tile(profile: Any, ipu: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
-        vertices = tables.table(
-            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme, height=360
-        )
-        return (
-            _facts(report, ipu, on),
-            _kinds(report, ipu, on, theme),
-            _variables(report, ipu, on, theme),
-            vertices,
-        )
+        of = ("memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme)
+        parts = (part(report, ipu, on, theme) for part in (_kinds, _variables))
+        return _facts(report, ipu, on), *parts, tables.table(*of, height=360)
 
     @app.callback(
         Output("memory-variable", "children"),
@@ -215,6 +205,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         if row < 0:
             return common.message("Click a variable in a table for its tiles and its lifetime.")
         return _variable(report, number, common.theme_of(where))
+
+
+def _other(profiles: Profiles, profile: Any, ipu: int, *asked: Any) -> Report | None:
+    """The profile to show beside this one, if it has such an IPU."""
+    second = common.other_of(profiles, profile, *asked)
+    return second if second is not None and ipu < second.target.ipus_per_replica else None
 
 
 def _variable(report: Report, number: int, theme: Theme) -> Any:
@@ -399,24 +395,15 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
 
+    zoom = ("first", "last", "low", "high")
+
     @app.callback(
         Output("liveness-heat", "figure"),
-        *common.param_input(
-            NAME, "profile", "ipu", "what", "scale", "first", "last", "low", "high"
-        ),
+        *common.param_input(NAME, "profile", "ipu", "what", "scale", *zoom),
         common.theme_state(),
     )
-    def heat(
-        profile: Any,
-        ipu: Any,
-        what: Any,
-        scale: Any,
-        left: Any,
-        right: Any,
-        low: Any,
-        high: Any,
-        where: Any,
-    ) -> Any:
+    def heat(profile: Any, ipu: Any, what: Any, scale: Any, *zoom: Any) -> Any:
+        left, right, low, high, where = zoom
         report, ipu = common.chosen(profiles, profile, ipu)
         tile_count, count = report.target.tiles_per_ipu, int(report.steps_of_ipus[ipu])
         steps = _bounds(common.window(left, right, count), count)
@@ -438,8 +425,6 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
         axes = ("xaxis", "xaxis2", "yaxis", "yaxis2")
         figure.update_layout(uirevision="same", **{axis: {"uirevision": key} for axis in axes})
         return figure
-
-    zoom = ("first", "last", "low", "high")
 
     @app.callback(
         Output("liveness-said", "children"),
@@ -468,12 +453,8 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
         if on >= 0:
             one = on, report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
         limit = report.target.bytes_per_tile
-        second = common.other_of(profiles, profile, *other)
-        beside = (
-            _live_steps(second, ipu)
-            if second is not None and ipu < second.target.ipus_per_replica
-            else None
-        )
+        second = _other(profiles, profile, ipu, *other)
+        beside = None if second is None else _live_steps(second, ipu)
         steps, theme = _live_steps(report, ipu), common.theme_of(where)
         figure = figures.liveness(steps, limit, theme, one, scale == "limit", beside)
         return legend_above(figure, timespan.width(where), below=6)
@@ -506,20 +487,10 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
             always=columns["always_live"][which],
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
-        return (
-            [
-                html.P(words),
-                tables.table(
-                    {"variables": "point"},
-                    variables.assign(id=variables["variable"]),
-                    _OF_POINT,
-                    theme,
-                    height=320,
-                    row_id="id",
-                ),
-            ],
-            figures.lifetimes(largest, at, count, theme, timespan.width(where)),
-        )
+        frame = variables.assign(id=variables["variable"])
+        of = ({"variables": "point"}, frame, _OF_POINT, theme)
+        lives = figures.lifetimes(largest, at, count, theme, timespan.width(where))
+        return [html.P(words), tables.table(*of, height=320, row_id="id")], lives
 
 
 def _no_step(asked: Any, ipu: int, steps: int) -> str:

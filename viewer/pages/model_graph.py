@@ -31,14 +31,15 @@ cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
 COLOURS = (("stage", "stage"), ("cycles", "cycles"), ("bytes", "bytes"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
-_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 90, "nodeSep": 20, "fit": False}
+_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one.value, one.value) for one in (Direction.FORWARD, Direction.BACKWARD))
 _HIGHEST = 420  # pixels
 _MANY = 60  # Blocks: beyond so many, equal ones are grouped at first
 _MOST_OPENED = 40
 _MOST_NODES = 1500
-_SMALL = 0.01  # of the largest edge: smaller ones have no label
+_SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
+_MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -66,7 +67,7 @@ def card(view: View, borders: bool = True) -> Any:
                 layout=_LAYOUT,
                 style={"width": "100%", "height": f"{_HIGHEST}px"},
                 responsive=True,
-                zoom=0.8,
+                zoom=0.9,
                 minZoom=0.05,
                 maxZoom=3,
                 elements=[],
@@ -177,13 +178,17 @@ def shown(report: Report, direction: Any, layers: Any, opened: Any) -> Graph:
 def height(graph: Graph) -> int:
     """Pixels of the canvas, by the nodes and passing edges on top of each other."""
     rank = np.zeros(len(graph.nodes), dtype=np.int64)
-    ends = sorted({(one.source, one.target) for one in graph.edges if one.source < one.target})
+    small = _small(graph)
+    shown = [
+        one for at, one in enumerate(graph.edges) if len(small) <= _MOST_PALE or at not in small
+    ]
+    ends = sorted({(one.source, one.target) for one in shown if one.source < one.target})
     for source, target in ends:
         rank[target] = max(rank[target], rank[source] + 1)
     beside = np.bincount(rank, minlength=1)
     for source, target in ends:
         beside[rank[source] + 1 : rank[target]] += 1
-    return int(np.clip(80 + 44 * beside.max(), 150, _HIGHEST))
+    return int(np.clip(70 + 50 * beside.max(), 110, _HIGHEST))
 
 
 def elements(
@@ -214,10 +219,10 @@ def elements(
         }
         made.append({"data": data, "classes": "opened" if one.opened and one.opens else ""})
     moved, copies = _moved(report), 0
-    sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
-    largest = max(sizes, default=0)
+    small = _small(graph)
+    hidden = small if len(small) > _MOST_PALE else set()
     for at, edge in enumerate(graph.edges):
-        if max(edge.source, edge.target) >= len(nodes):
+        if max(edge.source, edge.target) >= len(nodes) or at in hidden:
             continue
         ends = [ipu_of.get(stages[end][k]) for end, k in ((edge.source, 1), (edge.target, 0))]
         across = ends[0] != ends[1] and edge.kind == model_graph.TENSOR
@@ -229,7 +234,7 @@ def elements(
             "label": _edge_label(edge, across, moved),
             "before": nodes[edge.target].blocks[0],
         }
-        if edge.bytes < _SMALL * largest:
+        if at in small:
             data["label"] = ""
             made.append({"data": data, "classes": "small"})
             continue
@@ -239,8 +244,17 @@ def elements(
     summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
     if len(nodes) < len(graph.nodes):
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
+    if hidden:
+        summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
     fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
     return made, [*_styles(theme), *fixed], f"{summary}."
+
+
+def _small(graph: Graph) -> set[int]:
+    """The edges that move next to nothing, as an attention mask for every layer."""
+    sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
+    least = _SMALL * max(sizes, default=0)
+    return {at for at, edge in enumerate(graph.edges) if edge.bytes < least}
 
 
 def _stages(one: Node, stage_of: Sequence[int] | None) -> tuple[int, int]:
@@ -306,7 +320,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
     edge = {
         "label": "data(label)",
         "text-wrap": "wrap",
-        "font-size": 8,
+        "font-size": 10,
         "color": theme.muted,
         "text-background-color": theme.card,
         "text-background-opacity": 0.8,

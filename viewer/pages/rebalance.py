@@ -318,34 +318,16 @@ def _numbers(
     def length(cycles: float) -> str:
         return clock.short(cycles) + (" cycles" if clock.unit == "cycles" else "")
 
-    rows = [
-        (
-            "a weight update" if costs.training else "a device iteration",
-            now.total,
-            wanted.total,
-            length,
-            -1,
-        ),
-        (
-            "pipeline cycle, steady" if costs.pipelined else "a micro-batch",
-            now.pipeline_cycle,
-            wanted.pipeline_cycle,
-            length,
-            -1,
-        ),
-        *(
-            [("samples a second", now.samples_per_second, wanted.samples_per_second, per_second, 1)]
-            if costs.samples
-            else []
-        ),
-        (
-            "slowest stage" if costs.pipelined else "work of all stages",
-            _paces(costs, now),
-            _paces(costs, wanted),
-            length,
-            -1,
-        ),
-        ("largest extent of a tile", max(now.fullest), max(wanted.fullest), units.size, -1),
+    pace = "pipeline cycle, steady" if costs.pipelined else "a micro-batch"
+    slowest = "slowest stage" if costs.pipelined else "work of all stages"
+    turn = "a weight update" if costs.training else "a device iteration"
+    both, rate = (now, wanted), "samples a second"
+    rows: list[tuple[Any, ...]] = [
+        (turn, *(one.total for one in both), length, -1),
+        (pace, *(one.pipeline_cycle for one in both), length, -1),
+        *([(rate, *(one.samples_per_second for one in both), per_second, 1)] * bool(costs.samples)),
+        (slowest, *(_paces(costs, one) for one in both), length, -1),
+        ("largest extent of a tile", *(max(one.fullest) for one in both), units.size, -1),
     ]
     boxes = []
     for name, before, after, words, good in rows:
