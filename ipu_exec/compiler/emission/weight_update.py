@@ -76,7 +76,7 @@ class WeightUpdates:
                 self._send(op, stage, body)
         if update.moved:
             self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
-        # state alone is priced by itself (`ipuscope.planner.costs`)
+        # state alone is priced by itself (`ipuscope.planner.rebalance`)
         if update.ahead or not update.moves_states_only:
             body.assign(first, update.ops[0].id)
         if shard is not None and update.weight in self.residency.places.split:
