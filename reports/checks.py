@@ -15,7 +15,7 @@ from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.provenance import Provenance
 
 if TYPE_CHECKING:
-    from ipuscope.planner.advice import Allowed, Basis, Levers
+    from ipuscope.planner.advice import Basis, Levers
 
 
 @dataclass(frozen=True)
@@ -64,50 +64,3 @@ def _outcome(path: Path) -> Outcome:
         fits = report.meta["state"] != OUT_OF_MEMORY
         fullest = int(largest_extents(report).max())
     return Outcome(rate if fits else 0.0, fullest, fits, "", path)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One round of a search: what was compiled, its prediction, and the outcome.
-
-    ``name``: the subfolder of its profile and of its placement file, if the split changed.
-    """
-
-    name: str
-    levers: Levers
-    title: str
-    predicted: float
-    outcome: Outcome
-
-
-def search(script: Script, first: Step, allowed: Allowed, rounds: int) -> list[Step]:
-    """Search from the best compile: advise on its profile, compile the advice, and repeat.
-
-    A profile with another precision or micro-batch has costs that were only estimated before. A
-    compile that did not fit is advised on too: it shows how much memory was missing. The search
-    ends when no further gain is predicted.
-    """
-    from ipuscope.planner.advice import advise_on, basis_of
-    from ipuscope.profiler import open_report
-
-    steps = [first]
-    tried = {first.levers}
-    for number in range(2, rounds + 2):
-        last = steps[-1]
-        if last.outcome.path is None:
-            break
-        with open_report(last.outcome.path) as compiled:
-            basis = basis_of(compiled)
-            advised = advise_on(basis, allowed)
-            best = advised.together or next(iter(advised.single), None)
-            reached = max(step.outcome.samples_per_second for step in steps)
-            if best is None or best.samples_per_second <= reached:
-                break
-            levers = best.levers.over(last.levers)
-            if levers in tried:
-                break
-            tried.add(levers)
-            name = f"round{number}"
-            outcome = script.compiled(name, levers, basis)
-            steps.append(Step(name, levers, best.title, best.samples_per_second, outcome))
-    return steps

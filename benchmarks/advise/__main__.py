@@ -25,7 +25,7 @@ COMPILES = 1200  # seconds that all compiles of a model may take
 
 
 def rows(name: str, program: list[str]) -> Iterator[str]:
-    """A row of the table for each piece of advice, and for the last round of the search."""
+    """A row of the table for each piece of advice."""
     with tempfile.TemporaryDirectory(prefix="advice-") as folder:
         _run("ipu_exec.commands.run", "--compile-only", "--profile-dir", folder, *program)
         profile = str(Path(folder) / "training")
@@ -34,14 +34,6 @@ def rows(name: str, program: list[str]) -> Iterator[str]:
         (page,) = json.loads(_run("ipuscope.reports.cli", "advise", *words))
     for advice in page["advice"]:
         yield _row(name, advice["title"], advice, advice["came"])
-    for step in page.get("rounds", [])[1:]:
-        predicted = {"samples_per_second": step["predicted"], "estimate": False, "doubt": 0.0}
-        compiled = {"compiled": _number(step["came"])}
-        yield _row(name, f"then: {step['argument']}", {**predicted, **compiled}, step["came"])
-
-
-def _number(words: str) -> float:
-    return float(words.replace(",", "")) if words[:1].isdigit() else 0.0
 
 
 def _row(name: str, title: str, advice: dict[str, Any], came: str) -> str:

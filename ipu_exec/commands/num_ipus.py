@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
@@ -119,6 +120,8 @@ def _choice_lines(made: Plan, ipus: int) -> Iterator[str]:
 
 def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     """The lines that give a script without Blocks this mapping."""
+    from ipuscope.planner.levers.script_lines import location_line
+
     mapping = made.best.mapping
     blocks = list(made.blocks)
     ipus_of = [stage.ipu for stage in mapping.stages for _ in stage.blocks]
@@ -132,4 +135,11 @@ def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     yield f"ipu-run: the model names no Blocks; {what}, before it is wrapped (model: your module):"
     lines = [*script_lines(blocks, ipus_of, mapping.accumulation, training)]
     lines += [f"options.replicationFactor({mapping.replicas})"] * (mapping.replicas > 1)
-    yield from (f"  {line}" for line in lines or ["(none)"])
+    if shares := mapping.proportions:
+        by_ipu = {f"IPU{ipu}": share for ipu, share in sorted(shares.items())}
+        lines.append(f"options.setAvailableMemoryProportion({json.dumps(by_ipu)})")
+    if mapping.in_parts or mapping.state == "off chip":
+        lines += location_line("in-parts" if mapping.in_parts else "off-chip").splitlines()
+    yield from (f"  {line}" for line in lines)
+    if mapping.recomputation != "none" or "off chip in" in mapping.state:
+        yield "ipu-run: and what some stages recompute or keep off the chip, as --tune writes it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ipu_exec.planning.engine import Compiles
 from ipu_exec.planning.workers import workers_of
 from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
-from ipuscope.planner.mappings import Plan, Question
+from ipuscope.planner.mappings import Key, Plan, Question
 from ipuscope.planner.mappings.compile_search import plan, verified
 from ipuscope.planner.mappings.compile_waves import keys_of
 from ipuscope.planner.mappings.question import (
@@ -65,7 +66,8 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
         raise UsageError("a plan is made in one process: run it without --instances")
     captured = Captured(call, asked.ipus)
     try:
-        question = question_of(call, captured.samples, asked)
+        stays = "" if asked.micro_batches else why_one_micro_batch(call) or meet(captured)
+        question = question_of(call, captured.samples, asked, stays)
         workers = workers_of(asked.workers, asked.ray)
         engine = Compiles(captured, asked.ipus, workers, asked.keep)
         try:
@@ -76,12 +78,10 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
             workers.close()
     except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
-    notes = best_plan.notes
-    if (why := why_one_micro_batch(call)) and not asked.micro_batches:
-        notes = (*notes, f"the micro-batch stays: {why} (--micro-batches tries others)")
+    why = [f"the micro-batch stays: {stays} (--micro-batches tries others)"] if stays else []
     return replace(
         best_plan,
-        notes=notes,
+        notes=(*best_plan.notes, *why),
         modules=captured.modules,
         model=type(call.model).__name__,
         command=asked.command,
@@ -91,12 +91,15 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
     )
 
 
-def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
-    """The question, with the script's own settings where nothing is said."""
+def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = "") -> Question:
+    """The question, with the script's own settings where nothing is said.
+
+    ``stays``: why the micro-batch is the script's, or "".
+    """
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
     others = usual_micro_batches(micro_batch, batch)
-    if why_one_micro_batch(call):
+    if stays:
         others = tuple(size for size in others if size == micro_batch)
     sizes = asked.micro_batches or others
     if not sizes:
@@ -137,6 +140,22 @@ def why_one_micro_batch(call: FirstCall) -> str:
     norms = torch.nn.modules.batchnorm._BatchNorm
     if call.training and any(isinstance(one, norms) for one in call.model.modules()):
         return "batch norms take their statistics over it"
+    return ""
+
+
+def meet(captured: Captured) -> str:
+    """Why samples of a micro-batch meet, so that another size trains otherwise; "" if unknown.
+
+    They do where a tensor grows faster than their number, as scores of all with all do.
+    """
+    shards, few = captured.call.options.tensor_sharding.shards, max(2, captured.samples)
+    try:
+        graphs = [captured.graph(Key(shards, size)) for size in (few, 2 * few)]
+    except (Error, RuntimeError, TypeError, ValueError):
+        return ""  # the search says why it does not run
+    sizes, twice = ([prod(one.shape) for one in graph.values.values()] for graph in graphs)
+    if len(sizes) == len(twice) and any(b > 2 * a for a, b in zip(sizes, twice, strict=True)):
+        return "its samples meet in a tensor that grows with their square"
     return ""
 
 

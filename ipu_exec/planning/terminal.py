@@ -38,7 +38,8 @@ def progress() -> Iterator[Callable[[News], None]]:
             best = news.best
             what = news.what
             if best is not None:
-                what = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
+                how = "predicted" if best.off is None else "compiled"
+                what = f"best so far {per_second(best.rate)} samples/s {how}: {best.mapping}"
             part = news.done / news.wanted if news.wanted else None
             show_text(f"{news.done} of {news.wanted} {what}", part)
 

@@ -205,7 +205,7 @@ def script_lines(
 ) -> Iterator[str]:
     """Script lines that put the Blocks on their ``ipus``, for a model in the variable ``model``.
 
-    ``micro_batches``: the accumulation (device iterations); 1 needs no line.
+    ``micro_batches``: the accumulation (device iterations).
     """
     for name, ipu in zip(blocks, ipus, strict=True):
         yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'
@@ -215,8 +215,7 @@ def script_lines(
             "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))"
         )
     method = "Training.gradientAccumulation" if training else "deviceIterations"
-    if micro_batches > 1:
-        yield f"options.{method}({micro_batches})"
+    yield f"options.{method}({micro_batches})"
 
 
 def _expression(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,7 +11,7 @@ from math import ceil
 from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.compile_again import merged
+from ipuscope.planner.levers.compile_again import command_line
 from ipuscope.planner.levers.levers import STATES, Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
@@ -143,7 +142,7 @@ def way_to_fit(
         words += " The model is one Block: its parts may fit on more IPUs."
     else:
         return f"{words} {too_large(basis.costs)}"
-    command = _command(Provenance.of(basis.report), more, "")
+    command = command_line(Provenance.of(basis.report), "", more)
     return f"{words} This compiles mappings until one fits: {command}"
 
 
@@ -179,17 +178,10 @@ def _as_one(basis: Basis, levers: Levers, split: Assignment | None) -> Fewest:
     """A combination, with the command that compiles the script with it."""
     made = Provenance.of(basis.report)
     number = len(set(split.ipus)) if split is not None else made.num_ipus
-    command = _command(made, number, argument(levers))
+    command = command_line(made, argument(levers), number)
     what = [title(basis, levers)] if levers.pulled else []
     what += ["the quickest split"] if split is not None else []
     return Fewest(replace(levers, split=split), " and ".join(what), command)
-
-
-def _command(made: Provenance, ipus: int, levers: str) -> str:
-    """The command that compiles the script again so."""
-    words = ["ipu-run", *(["--num-ipus", str(ipus)] if ipus else [])]
-    words += ["--with", both] if (both := merged(made.levers, levers)) else []
-    return shlex.join([*words, *((made.script, *made.arguments) if made.script else ("SCRIPT",))])
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,18 @@ def _options(
         file.write_text(json.dumps(stages, indent=1), encoding="utf-8")
         options += ["--placement", str(file)]
     return options
+
+
+def command_line(made: Provenance, levers: str, ipus: int = 0, script: Sequence[str] = ()) -> str:
+    """The command that compiles it again with these levers, onto so many IPUs (0: as it was).
+
+    ``script``: its path and arguments, where they are not the profile's.
+    """
+    number, both = ipus or made.num_ipus, merged(made.levers, levers)
+    words = ["ipu-run", *(["--num-ipus", str(number)] if number else [])]
+    words += ["--with", both] if both else []
+    own = (made.script, *made.arguments) if made.script else ("SCRIPT",)
+    return shlex.join([*words, *(script or own)])
 
 
 def merged(before: str, after: str) -> str:

@@ -61,6 +61,22 @@ class Outcome:
     looked_at: int = 0
 
 
+Within = Callable[[Costs, Callable[[Costs], Split]], Split]
+
+
+def strictly(costs: Costs, search: Callable[[Costs], Split]) -> Split:
+    """The split that fits by what is predicted."""
+    return search(costs)
+
+
+def or_much_quicker(costs: Costs, search: Callable[[Costs], Split]) -> Split:
+    """The same, or one that may be too large and is worth a compile: what leads is compiled."""
+    split = search(costs)
+    maybe = quicker_if_it_fits(costs, search, split)
+    much = maybe and maybe.prediction.total * (1 + _WORTH_A_COMPILE) <= split.prediction.total
+    return maybe if maybe and much else split
+
+
 def one_by_one(function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
     """`ipuscope.planner.mappings.engine.Engine.each` in this process."""
     return (function(*arguments) for arguments in every)
@@ -94,7 +110,8 @@ def look_into(
             beat = to_beat
             waiting = [one for one in waiting if one[0] > to_beat]
         wave, waiting = _a_wave(waiting, too_few, missing if missing > 0 else _AT_ONCE)
-        outcomes = each(try_split, [(place, question, rings, beat) for place in wave])
+        how = (False, False, or_much_quicker)
+        outcomes = each(try_split, [(place, question, rings, beat, *how) for place in wave])
         for place, outcome in zip(wave, outcomes, strict=True):
             if isinstance(outcome, Failure):
                 failures.append(outcome)
@@ -179,13 +196,21 @@ def rebalanced(
 
 
 def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
-    """Splits for models that `ipuscope.planner.mappings.priced.places` do not surely hold.
+    """Splits for models that no `ipuscope.planner.mappings.priced.places` hold, ever quicker.
 
-    Two small stages may fit on one IPU where one stage an IPU is too much for one of them; of other
-    splits only a compile can tell whether they fit. Each is quicker than the one before.
+    Two small stages may fit on one IPU where one stage an IPU is too much for one of them. If none
+    does, it is splits of which only a compile can tell whether they fit.
     """
     usual = places(priced, question)
-    every = [*usual, *(one for place in usual for one in coming_back(place, question))]
+    back = [one for place in usual for one in coming_back(place, question)]
+    return _ever_quicker(priced, question, rings, back, strictly) or _ever_quicker(
+        priced, question, rings, [*usual, *back], or_close
+    )
+
+
+def _ever_quicker(
+    priced: Priced, question: Question, rings: RingsOf, every: list[Place], within: Within
+) -> tuple[Candidate, ...]:
     once = {(option.ipus, option.replicas): option for option in every}
     promised = [(_promise(option, question, rings), option) for option in once.values()]
     # memory does not depend on the number of replicas
@@ -195,7 +220,7 @@ def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candi
     for bound, option in sorted(promised, key=_in_order, reverse=True):
         if option.ipus in too_much or bound <= to_beat:
             continue
-        outcome = try_split(option, question, rings, to_beat or None, close=True)
+        outcome = try_split(option, question, rings, to_beat or None, within=within)
         if isinstance(outcome, Failure):
             too_much.add(option.ipus)
         elif outcome is not None:
@@ -219,11 +244,11 @@ def try_split(
     beat: tuple[float, ...] | None,
     surely: bool = False,
     exact: bool = False,
-    close: bool = False,
+    within: Within = strictly,
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, surely, exact, close)
+        return split_onto(place, question, rings, beat, surely, exact, within)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -284,16 +309,13 @@ def split_onto(
     beat: tuple[float, ...] | None = None,
     surely: bool = False,
     exact: bool = False,
-    close: bool = False,
+    within: Within = strictly,
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
     None: not worth more than ``beat`` with endless memory. ``surely``: none that a compile may find
-    too large. ``exact``: stages of a returning list look at every way of saving memory. ``close``:
-    where none fits, one of which only a compile can tell.
-
-    A split that may be too large for a tile, by the error of predicted bytes, goes before one that
-    fits where it is much quicker: what leads is compiled.
+    too large. ``exact``: stages of a returning list look at every way of saving memory. ``within``:
+    calls the search with what a tile has, or with the error of predicted bytes more.
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
@@ -314,13 +336,7 @@ def split_onto(
             if worth(promised, question.objective) <= beat:
                 return None
 
-    def search(on_tiles: Costs) -> Split:
-        return best_split(on_tiles, ipus=place.ipus, choices=choices)
-
-    split = or_close(costs, search) if close else search(costs)
-    maybe = None if surely else quicker_if_it_fits(costs, search, split)
-    if maybe and maybe.prediction.total * (1 + _WORTH_A_COMPILE) <= split.prediction.total:
-        split = maybe
+    split = within(costs, lambda on_tiles: best_split(on_tiles, ipus=place.ipus, choices=choices))
     if split.prediction.problems:
         raise ValueError("; ".join(split.prediction.problems))
     return candidate_of(place, costs, split.prediction, split.proven, split.gap)

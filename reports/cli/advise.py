@@ -4,8 +4,8 @@ Micro-batch, accumulation, recomputation, outputs returned, where optimiser stat
 split: each alone, and all together, ranked by predicted samples a second under the memory. The
 samples of a weight update and the precision stay as they are unless --allow names them.
 '~' marks estimates, '±' what they may be off. --check SCRIPT compiles the script with each of them
-and reports the results, then advises on what was compiled until nothing gains. The script itself
-is not changed.
+and reports the results; ipu-run --tune N SCRIPT goes on by compiles until nothing gains. The script
+itself is not changed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from ipuscope.planner.advice import Advice, Advised, Allowed, Basis
+    from ipuscope.planner.advice import Advice, Advised, Allowed, Basis, Levers
     from ipuscope.profiler import Report
-    from ipuscope.reports.checks import Outcome, Script, Step
+    from ipuscope.reports.checks import Outcome, Script
     from ipuscope.reports.tables import Lines, Page, Table
 
 _CHANGES = ("half", "samples")  # of the training, that --allow takes
@@ -54,13 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow up to N samples a weight update",
     )
     common.add_top(parser, 8)
-    parser.add_argument(
-        "--rounds",
-        type=common.count,
-        default=3,
-        metavar="N",
-        help="how often --check advises on what it compiled (default: %(default)s)",
-    )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="keep the profiles of --check here"
     )
@@ -122,26 +115,24 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     now = _now(basis, advised)
     if advised.present.problems:
         now = f"{now} {_way_to_fit(report, args, basis)}"
-    more = _with_everything(basis, advised, allowed)
+    more = [*_with_everything(basis, advised, allowed), *_tune(report)]
     if not advices:
         words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
         return Page(str(report.path), (_table(advices), say(now), say(words), *more))
     if args.check is None:
         lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))
-    outcomes, steps = _checked(report, args, basis, advices)
-    tables = [_table(advices, outcomes)]
-    if len(steps) > 1:
-        tables.append(_rounds(steps, args.output))
+    outcomes = _checked(report, args, basis, advices)
     errors = [say(words) for words in _errors(advices, outcomes)]
-    lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
-    gains = _most(steps, outcomes) > _present(advised)
-    return Page(str(report.path), (*tables, *lines), holds=gains)
+    verdict = [say(words) for words in _verdict(args, basis, advised, advices, outcomes)]
+    lines = (say(now), *_lines(advices), *errors, *verdict, *_tune(report))
+    gains = max(one.samples_per_second for one in outcomes) > _present(advised)
+    return Page(str(report.path), (_table(advices, outcomes), *lines), holds=gains)
 
 
 def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:
     """What would make it fit: compiled, with --check, else predicted."""
-    from ipuscope.planner.advice import Levers, predicted, way_to_fit
+    from ipuscope.planner.advice import predicted, way_to_fit
 
     if args.check is None:
         return way_to_fit(report)
@@ -198,6 +189,18 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[L
     ]
 
 
+def _tune(report: Report) -> list[Lines]:
+    """The command that compiles what the costs of one profile do not price."""
+    from ipuscope.profiler.provenance import Provenance
+    from ipuscope.reports.tables import say
+
+    made, shards = Provenance.of(report), int(report.meta.get("tensor_sharding") or 1)
+    script = (made.script, *made.arguments) if made.script else ("SCRIPT",)
+    words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *script]
+    what = "Replicas, memory proportions and state by stage only compiles can compare"
+    return [say(f"{what}: {shlex.join(words)}")]
+
+
 def _best(advised: Advised) -> Advice | None:
     return advised.together or next(iter(advised.single), None)
 
@@ -227,24 +230,12 @@ def _now(basis: Basis, advised: Advised) -> str:
 
 def _checked(
     report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
-) -> tuple[list[Outcome], list[Step]]:
-    from ipuscope.reports.checks import Step, search
-
+) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
-        folder = args.output or Path(scratch)
-        script = _script(report, args, folder)
-        outcomes = [
+        script = _script(report, args, args.output or Path(scratch))
+        return [
             _compiled(script, _folder(number), one, basis) for number, one in enumerate(advices, 1)
         ]
-        ranked = sorted(
-            zip(advices, outcomes, strict=True), key=lambda pair: -pair[1].samples_per_second
-        )
-        best, outcome = ranked[0]
-        if not outcome.samples_per_second:  # nothing fits: go on from the first
-            best, outcome = advices[0], outcomes[0]
-        name = _folder(advices.index(best) + 1)
-        first = Step(name, best.levers, best.title, best.samples_per_second, outcome)
-        return outcomes, search(script, first, _allowed(basis, args), args.rounds)
 
 
 def _folder(number: int) -> str:
@@ -318,50 +309,6 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
     return [f"{', '.join(whose)}: {error}" for error, whose in numbers.items()]
 
 
-def _rounds(steps: list[Step], folder: Path | None) -> Table:
-    import pandas as pd
-
-    from ipuscope.planner.levers.registry import argument
-    from ipuscope.reports.tables import Column, Table, kibibytes, sentence, whole_text
-
-    rows = [
-        (
-            step.title,
-            step.predicted,
-            _came(step.outcome),
-            step.outcome.fullest,
-            argument(step.levers),
-            _split(step, folder),
-        )
-        for step in steps
-    ]
-    names = ["title", "predicted", "came", "fullest", "argument", "split"]
-    columns = (
-        Column("predicted", "samples/s\npredicted", _per_second),
-        Column("came", "compiled", whole_text),
-        Column("fullest", "extent\nKiB", kibibytes),
-        Column("argument", "ipu-run --with", sentence),
-        Column("split", "split", sentence),
-    )
-    frame = pd.DataFrame(rows, columns=pd.Index(names))
-    return Table(
-        "rounds", frame, columns, title="From the best of them on, each advised on the last"
-    )
-
-
-def _split(step: Step, folder: Path | None) -> str:
-    """The split of a step: the profile's, or another with its file."""
-    if step.levers.split is None:
-        return "the script's"
-    return str(_placement(step, folder)) if folder else "another"
-
-
-def _placement(step: Step, folder: Path) -> Path:
-    from ipuscope.planner.levers.compile_again import PLACEMENT
-
-    return folder / step.name / PLACEMENT
-
-
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each piece of advice with its lines below it."""
     from ipuscope.profiler import units
@@ -373,40 +320,41 @@ def _lines(advices: list[Advice]) -> list[Lines]:
     ]
 
 
-def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
-    rates = [step.outcome.samples_per_second for step in steps]
-    return max([*rates, *(outcome.samples_per_second for outcome in outcomes)])
-
-
 def _verdict(
-    args: argparse.Namespace, basis: Basis, advised: Advised, steps: list[Step]
-) -> list[Lines]:
-    """The rate of the fastest compile, and all it takes to make the script so fast."""
-    from ipuscope.planner.levers.registry import code
-    from ipuscope.reports.tables import say, with_code
-
-    best = max(steps, key=lambda step: step.outcome.samples_per_second)
-    rate, now = best.outcome.samples_per_second, _present(advised)
+    args: argparse.Namespace,
+    basis: Basis,
+    advised: Advised,
+    advices: list[Advice],
+    outcomes: list[Outcome],
+) -> list[str]:
+    """The rate of the fastest compile, and the command that compiles it."""
+    rates = [one.samples_per_second for one in outcomes]
+    number, rate, now = rates.index(max(rates)), max(rates), _present(advised)
     if rate <= now:
-        return [say("None of the compiles in the table is faster than the profile.")]
+        return ["None of the compiles in the table is faster than the profile."]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
     words = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
-    if best is steps[0]:
-        number = best.name.removeprefix(_ADVICE)
-        return [say(f"{words}: that is advice {number}."), say(_command(args, best))]
-    lines = with_code(f"{words}. Write this:", code(basis, best.levers))
-    return [lines, say(_command(args, best))]
+    folder = _folder(number + 1)
+    return [
+        f"{words}: that is advice {number + 1}.",
+        _command(args, basis, advices[number].levers, folder),
+    ]
 
 
-def _command(args: argparse.Namespace, best: Step) -> str:
+def _command(args: argparse.Namespace, basis: Basis, pulled: Levers, folder: str) -> str:
     """The fastest by `ipu-run`, the script unchanged."""
+    from ipuscope.planner.levers.compile_again import PLACEMENT, command_line, merged
     from ipuscope.planner.levers.registry import argument
+    from ipuscope.profiler.provenance import Provenance
 
-    words = ["ipu-run"]
-    if best.levers.split is not None:
-        if args.output is None:
-            return "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
-        words += ["--placement", str(_placement(best, args.output))]
-    if asked := argument(best.levers):
-        words += ["--with", asked]
-    return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"
+    made, levers = Provenance.of(basis.report), argument(pulled)
+    if pulled.split is None and not made.placement:
+        return f"Compiled so, with the script as it is: {command_line(made, levers, 0, args.check)}"
+    if args.output is not None:
+        words = ["ipu-run", "--placement", str(args.output / folder / PLACEMENT)]
+        words += ["--with", both] if (both := merged(made.levers, levers)) else []
+        return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"
+    keep = "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
+    if pulled.split is not None or not made.num_ipus:
+        return keep
+    return f"{keep} Planned anew: {command_line(made, levers, 0, args.check)}"

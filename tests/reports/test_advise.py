@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipuscope.planner.advice import Allowed, Basis, Levers
+from ipuscope.planner import advice
+from ipuscope.planner.advice import Advised, Basis, Levers, predicted
 from ipuscope.planner.levers.script_lines import LINE, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
@@ -57,41 +58,16 @@ def test_what_is_not_allowed_is_named_with_its_gain(
 def test_check_compiles_the_script_with_each_advice(
     profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--top", "1", "--rounds", "0", "-o", str(tmp_path), "--json", str(profile)]
+    words = ["--top", "1", "-o", str(tmp_path), "--json", str(profile)]
     assert main(["advise", *words, "--check", GPT, "--tiny"]) == 0
     (page,) = json.loads(capsys.readouterr().out)
-    (advice,) = page["advice"]
-    assert advice["compiled"] == pytest.approx(advice["samples_per_second"], rel=0.7)  # an estimate
+    (one,) = page["advice"]
+    assert one["compiled"] == pytest.approx(one["samples_per_second"], rel=0.7)  # an estimate
     assert (tmp_path / "advice1" / "training" / "profile.pop").is_file()
 
 
 def outcome(rate: float, path: Path | None = None) -> checks.Outcome:
     return checks.Outcome(rate, 1000, bool(rate), "", path)
-
-
-def test_a_search_goes_on_from_what_was_compiled_until_nothing_gains(
-    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each round takes the advice for the last round's profile and adds to its levers."""
-    asked: list[Levers] = []
-
-    def compiled(self: object, name: str, levers: Levers, basis: object) -> checks.Outcome:
-        asked.append(levers)
-        return outcome(1e9, profile / "profile.pop")
-
-    monkeypatch.setattr(checks.Script, "compiled", compiled)
-    script = checks.Script("train.py", (), tmp_path, "training")
-    first = checks.Step(
-        "advice1",
-        Levers(outputs="loss"),
-        "the loss only",
-        1.0,
-        outcome(1.0, profile / "profile.pop"),
-    )
-    steps = checks.search(script, first, Allowed(True, 4096), rounds=5)
-    assert len(steps) == 2  # nothing is predicted to be quicker than what the second took
-    assert asked[0].outputs == "loss"
-    assert set(asked[0].pulled) > {"outputs"}
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -102,23 +78,23 @@ def test_the_fastest_is_said_with_its_split(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two rounds with the same levers may differ by their split, which is no ``--with``."""
+    """A split is no ``--with``."""
     with open_report(profile / "profile.pop") as report:
-        present = Basis.of(report).present
+        basis = Basis.of(report)
+        fastest = predicted(basis, Levers(outputs="loss", split=basis.present), 1.0)
+        advised = Advised(predicted(basis, Levers()), (fastest,), None)
+    monkeypatch.setattr(advice, "advise_on", lambda *_: advised)
     monkeypatch.setattr(checks.Script, "compiled", lambda *_: outcome(1e9))
-    fastest = checks.Step("round2", Levers(outputs="loss", split=present), "", 2e9, outcome(2e9))
-    monkeypatch.setattr(checks, "search", lambda script, first, *_: [first, fastest])
     monkeypatch.setenv("COLUMNS", "600")  # a long path is not broken
     folder = ["-o", str(tmp_path)] if kept else []
-    assert main(["advise", "--top", "1", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
+    assert main(["advise", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     last = out[out.index("The fastest that was compiled") :]
-    assert "return loss" in last
-    assert "poptorch.Stage(" in last
-    file = tmp_path / "round2" / "placement.json"
+    file = tmp_path / "advice1" / "placement.json"
     command = f"ipu-run --placement {file} --with outputs=loss {GPT} --tiny"
     assert (command in last) == kept
     assert ("-o DIR keeps its placement file" in last) != kept
+    assert "ipu-run --tune 2 " in last
 
 
 def test_a_check_without_a_script_is_refused(

@@ -19,7 +19,8 @@ import torch
 
 import ipu_exec
 from ipu_exec.planning import commands
-from ipu_exec.planning.first_call_plan import Asked, why_one_micro_batch
+from ipu_exec.planning.captured import Captured
+from ipu_exec.planning.first_call_plan import Asked, meet, why_one_micro_batch
 from ipu_exec.script_levers import parse
 from ipu_exec.session.call_plan import FirstCall
 from ipuscope.planner.mappings import load
@@ -256,3 +257,22 @@ def test_a_micro_batch_that_means_more_than_its_size_stays() -> None:
         assert why_one_micro_batch(cast(FirstCall, call)).startswith(why)
     call = SimpleNamespace(model=plain, micro_batch=batch, training=True)
     assert why_one_micro_batch(cast(FirstCall, call)) == ""
+
+
+@pytest.mark.parametrize("couples", [True, False])
+def test_a_micro_batch_stays_whose_samples_are_compared_with_each_other(couples: bool) -> None:
+    """As in a softmax over the batch; attention compares a sample with itself."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            y = y.flatten(1) if couples else y
+            return (y @ y.mT).softmax(-1).square().mean()
+
+    executor = ipu_exec.trainingModel(Loss(), ipu_exec.Options())
+    call = executor.first_call(torch.zeros(8, 3, 4))
+    assert bool(meet(Captured(call, 1))) is couples
