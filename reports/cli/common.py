@@ -143,6 +143,12 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ascii", action="store_true", help="ASCII characters only")
 
 
+def add_ipu(parser: argparse.ArgumentParser, default: int | None = None) -> None:
+    """Add ``--ipu``, an IPU or, without a default, all."""
+    words = "this IPU only (default: all)" if default is None else f"IPU (default: {default})"
+    parser.add_argument("--ipu", type=count, default=default, metavar="N", help=words)
+
+
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     """Add ``--top``, how many rows to print."""
     parser.add_argument(
