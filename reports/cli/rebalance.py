@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common, rebalance_verify
 
@@ -39,24 +39,7 @@ EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as ma
 """
 _LITTLE = 0.005  # of the cycles: a split that gains less does not help
 _OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
-_HOW_TO = "docs/how-to/ask-of-a-split.md has the lines of Python for it"
-_GONE = {  # options from before the first release, and their replacements
-    "--pareto": _HOW_TO,
-    "--prices": _HOW_TO,
-    "--bubble": "docs/how-to/accumulation.md has the lines of Python for it",
-    "--robust": "ipu-report rebalance --verify N compiles the best N splits",
-    "--prove": "ipu-report rebalance prints the least possible and the gap",
-    "--inside": "ipu-report ops has the longest operators: cut the Block between them",
-    "--blame": "ipu-report why has every waiting cycle by what it waits for",
-}
 _WAYS = ("profiled", "choose", "always", "never")
-
-
-class _Gone(argparse.Action):
-    """Refuses an option that there was, with what to use instead."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'FILE ARGS'",
         help="the script of the profile, with its arguments, for --verify N",
     )
-    for option, instead in _GONE.items():
-        parser.add_argument(option, nargs="?", action=_Gone, const=instead, help=argparse.SUPPRESS)
     common.add_form(parser)
 
 

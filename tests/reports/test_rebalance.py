@@ -185,14 +185,6 @@ def test_a_comparison_fails_where_a_rule_is_broken(
     assert max(map(len, say(capsys, "compare", a, b).splitlines())) <= 80
 
 
-@pytest.mark.parametrize("words", [("--pareto",), ("--bubble", "5"), ("--blame",)])
-def test_an_option_that_is_gone_says_what_to_use(
-    demo: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    error = complain(capsys, 2, "rebalance", *words, demo / "training")
-    assert f"{words[0]} is gone: " in error and ("docs/how-to" in error or "ipu-report" in error)
-
-
 def test_stages_that_come_back_and_blocks_kept_together(
     demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
