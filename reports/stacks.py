@@ -1,20 +1,23 @@
 """Cycles as stacks: module path, operator and kind of step, or call stack.
 
-Two forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
+Three forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
 flamegraph.pl, inferno and speedscope) and speedscope's own
-(www.speedscope.app/file-format-schema.json), which also has the order of time.
+(www.speedscope.app/file-format-schema.json), which also has the order of time; and pprof's, a
+gzipped protobuf (github.com/google/pprof/blob/main/proto/profile.proto), which also has bytes.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.analysis.source import callers
+from ipuscope.profiler.analysis.source import bytes_at_peak, callers
 from ipuscope.profiler.file import records
 
 if TYPE_CHECKING:
@@ -85,16 +88,21 @@ def _merged(made: list[Stack], cycles: np.ndarray) -> pd.DataFrame:
 
 def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
     """Write one line per stack and return the number of lines. Raises OSError on failure."""
-    total: dict[Stack, int] = {}
-    for ipu, frame in stacks(report, run, iteration, by).items():
-        for stack, cycles in zip(frame["stack"], frame["cycles"].tolist(), strict=True):
-            key = (f"IPU {ipu}", *stack)
-            total[key] = total.get(key, 0) + cycles
+    total = _totals(report, run, iteration, by)
     with path.open("w", encoding="utf-8") as file:
         for key, cycles in total.items():
             words = ";".join(part.replace(";", ",").replace("\n", " ") for part in key)
             file.write(f"{words} {cycles}\n")
     return len(total)
+
+
+def _totals(report: Report, run: int, iteration: int, by: str) -> Counter[Stack]:
+    """The cycles of each stack, its IPU first."""
+    total: Counter[Stack] = Counter()
+    for ipu, frame in stacks(report, run, iteration, by).items():
+        for stack, cycles in zip(frame["stack"], frame["cycles"].tolist(), strict=True):
+            total[f"IPU {ipu}", *stack] += cycles
+    return total
 
 
 def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
@@ -125,3 +133,62 @@ def _frames(names: dict[str, int]) -> Iterator[dict[str, Any]]:
     for name in names:
         file, _, line = name.rpartition(":")
         yield {"name": name, **({"file": file, "line": int(line)} if line.isdecimal() else {})}
+
+
+def write_pprof(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
+    """Write each stack with its cycles and bytes; return the number of stacks. OSError on failure.
+
+    The bytes of an operator, without kind of step, are of its outputs live at its IPU's fullest
+    step.
+    """
+    of_op = _of_source(report) if by == "source" else _of_module(report)
+    ops = report.ops
+    values = {stack: (cycles, 0) for stack, cycles in _totals(report, run, iteration, by).items()}
+    made = bytes_at_peak(report)
+    of_ops = ops.loc[ops.index.intersection(made.index), ["ipu", "direction"]].join(made)
+    for op, ipu, way, nbytes in zip(of_ops.index, *(of_ops[c] for c in of_ops), strict=True):
+        stack = (f"IPU {ipu}", str(way), *of_op[int(op)])
+        values[stack] = 0, values.get(stack, (0, 0))[1] + int(nbytes)
+    texts, frames = {"": 0}, dict[str, int]()
+
+    def text(words: str) -> int:
+        return texts.setdefault(words, len(texts))
+
+    kinds = [_field(1, _number(1, text(name)) + _number(2, text(unit))) for name, unit in _UNITS]
+    samples = []
+    for stack, both in values.items():
+        inside = [frames.setdefault(name, len(frames) + 1) for name in reversed(stack)]
+        samples.append(_field(2, _field(1, _varints(inside)) + _field(2, _varints(both))))
+    places = []
+    for id, frame in enumerate(_frames(frames), 1):
+        line = _number(1, id) + _number(2, frame.get("line", 0))
+        function = _number(1, id) + _number(2, text(frame["name"]))
+        function += _number(4, text(frame.get("file", "")))
+        places += [_field(4, _number(1, id) + _field(4, line)), _field(5, function)]
+    strings = [_field(6, words.encode("utf-8", "replace")) for words in texts]
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        file.writelines([*kinds, *samples, *places, *strings])
+    return len(values)
+
+
+_UNITS = (("cycles", "count"), ("bytes", "bytes"))  # "cycles" is no unit of pprof's
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    """Numbers of 0 or more in protobuf's base 128, least digits first."""
+    out = bytearray()
+    for number in numbers:
+        while number > 127:
+            out.append(number & 127 | 128)
+            number >>= 7
+        out.append(number)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varints((field << 3, value))
+
+
+def _field(field: int, content: bytes) -> bytes:
+    """A field of bytes: a text, a message or packed numbers."""
+    return _varints((field << 3 | 2, len(content))) + content

@@ -152,10 +152,14 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All output about one profile, in order; CSV gets its first table or list of facts."""
+    """All output about one profile, in order; CSV gets its first table or list of facts.
+
+    ``holds``: what was asked for does (exit code 0).
+    """
 
     profile: str
     parts: tuple[Table | Facts | Lines, ...] = field(default=())
+    holds: bool = True
 
 
 def say(words: str, style: str = "") -> Lines:

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.profiled_split import profiled_split
 from ipuscope.profiler import Report, open_report, pva
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva.import_profile import import_profile
 
 _MEMORY = ["total_excluding_gaps", "always_live", "not_always_live_peak"]
 _AT_WORK = ["tile_balance", "active_tiles"]
+_OF_COSTS = {"cycles": ("forward", "backward", "update"), "cuts": ("ahead", "back")}
 _OF_OP = ("direction", "module", "file", "line")
 
 
@@ -33,6 +36,7 @@ def differences(own: Report, other: Report) -> Iterator[str]:
     yield from _program(own, other)
     yield from _memory(own, other)
     yield from _time(own, other)
+    yield from _costs(own, other)
 
 
 def _operators(own: Report, other: Report) -> Iterator[str]:
@@ -89,6 +93,21 @@ def _time(own: Report, other: Report) -> Iterator[str]:
             frame["external sync"] += frame.pop("idle")
         if not np.array_equal(*spent):
             yield f"runs: cycles by kind of run {run}"
+
+
+def _costs(own: Report, other: Report) -> Iterator[str]:
+    """Costs of Blocks, which debug contexts of ours state, and what they predict."""
+    if not len(own.blocks):
+        return
+    costs, again = (Costs.from_report(one) for one in (own, other))
+    for part, names in _OF_COSTS.items():
+        for name in names:
+            values = [getattr(getattr(one, part), name).tolist() for one in (costs, again)]
+            if values[0] != values[1]:
+                yield f"{part} of Blocks: {name}"
+    totals = [profiled_split(one).total for one in (own, other)]
+    if totals[0] != totals[1]:
+        yield f"cycles of the profiled split: {totals[0]:,} and {totals[1]:,}"
 
 
 def compiled(name: str, training: bool, folder: Path) -> Path:

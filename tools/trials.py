@@ -96,6 +96,7 @@ def viewer(profile: Path, seconds: float) -> None:
     say("22 s later")
     for one in half_sent:
         one.close()
+    _poll(browser, base, say)
     _ask_all(browser, base, seconds, say)
     server.send_signal(signal.SIGINT)
     print(f"Ctrl-C: exit code {server.wait(20)}")
@@ -110,6 +111,24 @@ def _status(browser: Any, address: str, method: str, body: bytes | None = None) 
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def _poll(browser: Any, base: str, say: Any, hours: int = 8) -> None:
+    """The requests of a page that is open for so many hours: its polls, and a load each quarter."""
+    from ipuscope.viewer.app import LOOK_MILLISECONDS
+
+    dependencies = json.loads(browser.open(f"{base}/_dash-dependencies").read())
+    looks = [one for one in dependencies if any(i["id"] == "look" for i in one["inputs"])]
+    assert looks
+    quarter = 15 * 60_000 // LOOK_MILLISECONDS
+    statuses = Counter[int]()
+    for number in range(4 * hours):
+        statuses[_status(browser, base + PAGES[number % len(PAGES)], "GET")] += 1
+        body = json.dumps(_request(looks[0], PAGES[number % len(PAGES)])).encode()
+        for _ in range(quarter):
+            statuses[_status(browser, f"{base}/_dash-update-component", "POST", body)] += 1
+        if number % 4 == 3:
+            say(f"hour {number // 4 + 1}, statuses {dict(statuses)}")
 
 
 def _ask_all(browser: Any, base: str, seconds: float, say: Any) -> None:
@@ -162,7 +181,7 @@ def _request(callback: dict[str, Any], page: str) -> dict[str, Any]:
 
 
 def compiles(seconds: float, most: int = 500) -> None:
-    """Training models of four encoder layers, each of another shape, and the memory left after."""
+    """Small training models, each of another shape; memory and open files after."""
     import torch
     from torch import nn
 
@@ -171,28 +190,29 @@ def compiles(seconds: float, most: int = 500) -> None:
     class Model(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
-            layers = (nn.TransformerEncoderLayer(width, 4, 2 * width) for _ in range(4))
+            layers = (nn.TransformerEncoderLayer(width, 4, 2 * width) for _ in range(2))
             self.layers, self.head = nn.ModuleList(layers), nn.Linear(width, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for number, layer in enumerate(self.layers):
-                with ipu_exec.Block(f"L{number}", ipu_id=number // 2):
+                with ipu_exec.Block(f"L{number}", ipu_id=number):
                     x = layer(x)
             with ipu_exec.Block("head", ipu_id=1):
                 return ipu_exec.identity_loss(self.head(x).square(), "mean")
 
     begin = time.monotonic()
     for number in range(most):
-        width = 64 + 4 * (number % 40)
+        width = 16 + 4 * (number % 25)
         options = ipu_exec.Options().showCompilationProgressBar(False)
         options.Training.gradientAccumulation(8)
         wrapped = ipu_exec.trainingModel(Model(width), options)
-        wrapped.compile(torch.zeros(16, 16 + number % 7, width))
+        wrapped.compile(torch.zeros(8, 4 + number // 25, width))
         wrapped.destroy()
         past = time.monotonic() - begin
-        if number % 10 == 0 or past > seconds:
+        if number % 20 == 0 or number + 1 == most or past > seconds:
             gc.collect()
-            print(f"{number + 1} compiles, {past:.0f} s: {resident(os.getpid())} MiB", flush=True)
+            files, memory = len(os.listdir("/proc/self/fd")), resident(os.getpid())
+            print(f"{number + 1} compiles, {past:.0f} s: {memory} MiB, {files} files", flush=True)
         if past > seconds:
             break
 

@@ -70,7 +70,7 @@ _BUTTONS = (
     ("Keys", "Keyboard shortcuts (?)"),
 )
 _MOST_RELIEFS = 4
-_LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
+LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     """
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
-    look_again = dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)
+    look_again = dcc.Interval(id="look", interval=LOOK_MILLISECONDS)
     app.layout = lambda: html.Div([_shell(profiles), look_again])
 
     @app.callback(

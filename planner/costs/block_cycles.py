@@ -107,27 +107,32 @@ def recomputes(report: Report, pipelined_training: bool) -> bool:
     return bool((report.stages["recompute_cycles"] > 0).any())
 
 
-def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
-    """``again``, ``again_end``, ``again_final`` and ``closed``, by name.
+def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[str, np.ndarray]:
+    """``again``, ``again_end``, ``again_final`` and ``closed``, by name; ``stage``: of each Block.
 
     As the compiler wrote them (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
-    without that, estimates: no checkpoints, and the profiled stages' mean of what a stage's end
-    leaves out.
+    without that what their Blocks ran again, as in those that did not: all, and at a stage's end
+    less by what ends left out. A final stage that ran anything again has checkpoints.
     """
     names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
     if written is not None:
         cycles = {name: written[name] for name in names}
         return {**cycles, "closed": cycles["closed"] > 0}
-    stages = report.stages[report.stages["recompute_cycles"] > 0]
-    difference = stages["forward_cycles"] - stages["recompute_cycles"]
-    less = round(float(difference.mean())) if len(stages) else 0
-    none = np.zeros(len(forward), dtype=np.int64)
+    block, cycles_of = map(report.steps_in_order, ("block", "spent"))
+    ran = report.steps_with("direction", Direction.RECOMPUTE)
+    ran &= ~report.steps_with("purpose", *_STASHING)
+    measured = sum_by(block[ran], cycles_of[ran], len(forward))
+    ends = np.append(np.diff(stage) != 0, True) & (measured > 0)
+    of_final = stage == stage.max(initial=0)
+    final = bool(measured[of_final].any())
+    less = 0 if final or not ends.any() else round((forward - measured)[ends].mean())
+    again = np.where(measured > 0, measured, forward)
     return {
-        "again": forward,
-        "again_end": np.maximum(0, forward - less),
-        "again_final": none,
-        "closed": none.astype(bool),
+        "again": again,
+        "again_end": np.where(ends, measured, np.maximum(0, again - less)),
+        "again_final": np.where(of_final, measured, again * final),
+        "closed": np.full(len(forward), final),
     }
 
 

@@ -15,6 +15,13 @@ def published_parameters(clock_hz: float) -> dict[str, float]:
     """Parameters of the machine that an imported profile does not state: cycles, bytes a cycle."""
     return {
         "host_latency": round(9e-6 * clock_hz),
+        "link_latency": round(0.7e-6 * clock_hz),
+        "link_bytes_per_cycle": 55e9 / clock_hz,
+        "link_bytes_per_cycle_between_boards": 27.7e9 / clock_hz,
+        "link_bytes_per_cycle_between_racks": 6.25e9 / clock_hz,
+        "ipus_per_board": 4,
+        "ipus_per_rack": 64,
+        "gateway_latency": 2.5e-6 * clock_hz,
         "link_hop_latency": 0.16e-6 * clock_hz,
         "external_sync": 600,
         "stream_step": 257,
@@ -58,22 +65,21 @@ class MachineCosts:
 
         bodies = report.columns_of(records.Body)
         syncs = bodies["cycles"][bodies.equals("task", BodyTask.SYNC)]
-        rate = number(meta, "link_bytes_per_cycle", 0) or 1.0
+        rate = value("link_bytes_per_cycle") or 1.0
         return cls(
             tiles=target.tiles_per_ipu,
             bytes_per_tile=target.bytes_per_tile,
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
             sync=int(syncs.max()) if len(syncs) else int(value("external_sync")),
-            link_latency=int(number(meta, "link_latency", 0)),
+            link_latency=int(value("link_latency")),
             link_bytes_per_cycle=rate,
             link_hop_latency=value("link_hop_latency"),
-            ipus_per_board=int(number(meta, "ipus_per_board", 0)) or 1 << 30,
-            board_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_boards", 0)
-            or rate,
-            ipus_per_rack=int(number(meta, "ipus_per_rack", 0)) or 1 << 30,
-            rack_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_racks", 0) or rate,
-            gateway_latency=number(meta, "gateway_latency", 0),
+            ipus_per_board=int(value("ipus_per_board")) or 1 << 30,
+            board_link_bytes_per_cycle=value("link_bytes_per_cycle_between_boards") or rate,
+            ipus_per_rack=int(value("ipus_per_rack")) or 1 << 30,
+            rack_link_bytes_per_cycle=value("link_bytes_per_cycle_between_racks") or rate,
+            gateway_latency=value("gateway_latency"),
             shards=int(number(meta, "tensor_sharding", 1)),
             streaming_bytes_per_cycle=value("streaming_bytes_per_cycle")
             or before["streaming_bytes_per_cycle"],

@@ -80,7 +80,7 @@ class Costs(BlockCosts):
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
             cycles=BlockCycles(
-                forward, tied.at_home(backward), update, **recomputed(report, forward)
+                forward, tied.at_home(backward), update, **recomputed(report, forward, stage)
             ),
             memory=memory,
             stash=StashCosts.from_report(
@@ -203,8 +203,14 @@ class Costs(BlockCosts):
 
 def check(report: Report) -> None:
     """ValueError where a profile has no Blocks to move, or how they share IPUs is not known."""
-    if report.imported:
-        raise ValueError(f"{report.path} was imported: its Blocks are not in this profile")
+    if report.imported and not (len(report.blocks) and len(report.runs)):
+        lacks = (
+            "no run, so that micro-batches are not in this profile"
+            if len(report.blocks)
+            else "no Blocks: debug.cbor states none, and no module paths of operators differ in a"
+            " number (as encoder.layer.3 and .4), so that they are not in this profile"
+        )
+        raise ValueError(f"{report.path} was imported, and has {lacks}")
     if not len(report.blocks):
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
@@ -224,6 +230,8 @@ def pipelined(report: Report) -> bool:
     if len(report.stages) == 1:
         strategy = str(report.options.get("executionStrategy", "Pipelined"))
         return strategy.startswith(("Pipelined", "pipelined"))
+    if report.imported:
+        return bool(report.meta.get("pipelined"))
     return bool(report.meta.get("strategy", "pipelined") == "pipelined")
 
 

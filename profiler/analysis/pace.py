@@ -11,6 +11,11 @@ from ipuscope.profiler.report import Report, number
 if TYPE_CHECKING:
     import pandas as pd
 
+IMPORTED = (
+    "Imported: times are the file's. Not in this profile: samples, flops, pipeline cycles, gaps"
+    " between variables, and which Block code belongs to."
+)
+
 
 @dataclass(frozen=True)
 class Pace:

@@ -59,77 +59,19 @@ class Target(Shown):
     )
 
     def __init__(self, model: Model) -> None:
-        self._target = model.target
-
-    @property
-    def type(self) -> TargetType:
-        """The kind of device: always a model of an IPU."""
-        return TargetType.IpuModel
-
-    @property
-    def architecture(self) -> Architecture:
-        """The generation of the IPUs."""
-        return _ARCHITECTURES.get(self._target.architecture.lower(), Architecture.Unknown)
-
-    @property
-    def numIPUs(self) -> int:
-        """IPUs of all replicas."""
-        return self._target.num_ipus
-
-    @property
-    def tilesPerIpu(self) -> int:
-        """Tiles of one IPU."""
-        return self._target.tiles_per_ipu
-
-    @property
-    def numTiles(self) -> int:
-        """Tiles of all IPUs."""
-        return self.numIPUs * self.tilesPerIpu
-
-    @property
-    def numReplicas(self) -> int:
-        """Replicas of the model."""
-        return self._target.num_replicas
-
-    @property
-    def ipusPerReplica(self) -> int:
-        """IPUs of one replica."""
-        return self._target.ipus_per_replica
-
-    @property
-    def tilesPerReplica(self) -> int:
-        """Tiles of one replica."""
-        return self.ipusPerReplica * self.tilesPerIpu
-
-    @property
-    def memoryPerReplica(self) -> int:
-        """Bytes of tile memory of one replica."""
-        return self.tilesPerReplica * self.bytesPerTile
-
-    @property
-    def bytesPerTile(self) -> int:
-        """Bytes of memory of one tile."""
-        return self._target.bytes_per_tile
-
-    @property
-    def bytesPerIPU(self) -> int:
-        """Bytes of memory of one IPU."""
-        return self.tilesPerIpu * self.bytesPerTile
-
-    @property
-    def totalMemory(self) -> int:
-        """Bytes of memory of all IPUs."""
-        return self.numTiles * self.bytesPerTile
-
-    @property
-    def clockFrequency(self) -> float:
-        """The tiles' clock in Hz."""
-        return self._target.clock_hz
-
-    @property
-    def numWorkerContexts(self) -> int:
-        """Worker threads of a tile."""
-        return self._target.workers_per_tile
+        own = model.target
+        self.type = TargetType.IpuModel
+        self.architecture = _ARCHITECTURES.get(own.architecture.lower(), Architecture.Unknown)
+        self.numIPUs, self.numReplicas = own.num_ipus, own.num_replicas
+        self.ipusPerReplica, self.tilesPerIpu = own.ipus_per_replica, own.tiles_per_ipu
+        self.numTiles = self.numIPUs * self.tilesPerIpu
+        self.tilesPerReplica = self.ipusPerReplica * self.tilesPerIpu
+        self.bytesPerTile = own.bytes_per_tile
+        self.bytesPerIPU = self.tilesPerIpu * self.bytesPerTile
+        self.memoryPerReplica = self.tilesPerReplica * self.bytesPerTile
+        self.totalMemory = self.numTiles * self.bytesPerTile
+        self.clockFrequency = own.clock_hz
+        self.numWorkerContexts = own.workers_per_tile
 
 
 class LiveMemory(Shown):
@@ -188,17 +130,7 @@ class CompilationReport(Shown):
     _shown = ("graph", "target")
 
     def __init__(self, model: Model) -> None:
-        self._model = model
-
-    @property
-    def graph(self) -> Graph:
-        """Numbers of compute sets, vertices and variables."""
-        return Graph(self._model)
-
-    @property
-    def target(self) -> Target:
-        """The machine that was compiled for."""
-        return Target(self._model)
+        self._model, self.graph, self.target = model, Graph(model), Target(model)
 
     @property
     def tiles(self) -> LazyList[Tile]:

@@ -10,7 +10,7 @@ import numpy as np
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import waits_as_syncs
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
 
@@ -94,26 +94,20 @@ def _steps_together(
     return Iteration(np.append(first, len(step)), ipu, step, start, end)
 
 
+@plain
 class Cycles(Shown):
     """When the first and the last tile were active, on the clock that all IPUs and runs share."""
 
-    __slots__ = ("max", "min")
-    _shown = ("min", "max")
-
-    def __init__(self, min: int, max: int) -> None:
-        self.min = min
-        self.max = max
+    min: int
+    max: int
 
 
+@plain
 class CycleRange(Shown):
     """When the tiles started and when they finished."""
 
-    __slots__ = ("cyclesFrom", "cyclesTo")
-    _shown = ("cyclesFrom", "cyclesTo")
-
-    def __init__(self, cyclesFrom: Cycles, cyclesTo: Cycles) -> None:
-        self.cyclesFrom = cyclesFrom
-        self.cyclesTo = cyclesTo
+    cyclesFrom: Cycles
+    cyclesTo: Cycles
 
 
 class StepOnIpu(Shown):
@@ -269,15 +263,12 @@ class ExecutionStep(Shown):
         )
 
 
+@plain
 class Microseconds(Shown):
     """Start and end of a run in microseconds, on the modelled chip's clock."""
 
-    __slots__ = ("end", "start")
-    _shown = ("start", "end")
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
+    start: int
+    end: int
 
 
 class Run(Shown):
@@ -344,22 +335,20 @@ class TotalCycles(int):
         return int(self)
 
 
+@plain
 class Block(Shown):
     """A tile's activity in a step, as lightweight profiling would record it."""
 
-    __slots__ = ("cyclesFrom", "cyclesTo", "isStreamCopy", "program", "tile")
-    _shown = ("program", "tile", "cyclesFrom", "cyclesTo")
+    program: Program
+    tile: int
+    cyclesFrom: int
+    cyclesTo: int
+    isCommon = isOverflow = isBlockFlush = False
 
-    isCommon = False
-    isOverflow = False
-    isBlockFlush = False
-
-    def __init__(self, program: Program, tile: int, cyclesFrom: int, cyclesTo: int) -> None:
-        self.program = program
-        self.tile = tile
-        self.cyclesFrom = cyclesFrom
-        self.cyclesTo = cyclesTo
-        self.isStreamCopy = program.type.name in _STREAMS
+    @property
+    def isStreamCopy(self) -> bool:
+        """Whether its program copies from or to the host."""
+        return self.program.type.name in _STREAMS
 
 
 class ExecutionReport(Shown):

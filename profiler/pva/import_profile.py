@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,8 +25,19 @@ from ipuscope.profiler.enums import BodyTask, Direction, PipelinePhase, Purpose,
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.writer import ProfileWriter
+from ipuscope.profiler.pva import import_blocks
 
 _IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
+_NAMES: dict[type[Any], tuple[str, ...]] = {
+    records.Op: ("name", "module", "popart_name"),
+    records.HostEvent: ("label",),
+    **dict.fromkeys(
+        (records.Block, records.ComputeSet, records.Program, records.Step, records.Variable),
+        ("name",),
+    ),
+    records.Run: ("name",),
+}
+_REMOTE = re.compile(r"remote|/(load|store)/")  # PopART's operators, and our names
 _OPTIONS = ("options", "engineOptions", "targetOptions")
 MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor's
 
@@ -72,19 +85,18 @@ def import_profile(
     made = _Import(pva, report, source, anonymise)
     with ProfileWriter(path, writer="ipu-report import") as writer:
         for rows in made.tables():
-            for row in rows:
-                made.met.rows[row.table] += 1
+            made.count(rows)
             writer.add(rows)
         if trace is not None:
             events = list(made.host_events(pva.openTrace(str(trace))))
-            made.met.rows[records.HostEvent.table] += len(events)
+            made.count(events)
             writer.add(events)
-        training = any(op.direction != Direction.FORWARD for op in made.ops)
         writer.meta(
-            kind="training" if training else "inference",
+            kind="training" if made.training else "inference",
             model="imported" if anonymise else os.path.basename(os.path.dirname(str(source))),
             state="executed" if made.runs else "compiled",
             strategy="imported",
+            pipelined=made.pipelined,
             warnings=[f"not in the imported profile: {name}" for name in made.met.missing],
         )
         writer.publish()
@@ -110,7 +122,10 @@ class _Import:
         self.keys = [self._key(program) for program in self.programs]
         self.executed = self._executed()
         self.ops: list[records.Op] = []
-        self.op_of: dict[Any, int] = {}
+        self.links: list[import_blocks.Links] = []
+        # operators that run a program, each after its first step: code may be shared
+        self.users: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+        self.pipelined = False  # IPUs run forwards and backwards at the same time
 
     def _of(self, owner: Any, name: str, otherwise: Any) -> Any:
         """An attribute, or ``otherwise`` if this object model lacks it."""
@@ -120,11 +135,16 @@ class _Import:
             self.met.missing[f"{type(owner).__name__}.{name}"] += 1
             return otherwise
 
-    def name(self, text: Any) -> str:
-        """A name, or a number in its place if names are to go."""
-        if self._names is None:
-            return str(text)
-        return self._names.setdefault(str(text), f"name {len(self._names)}")
+    def count(self, rows: list[Any]) -> None:
+        """Count finished rows; if names are to go, a number comes into the place of each."""
+        for row in rows:
+            self.met.rows[row.table] += 1
+            if self._names is not None:
+                if isinstance(row, records.Op):
+                    row.file = ""
+                for column in _NAMES.get(type(row), ()):
+                    names, own = self._names, getattr(row, column)
+                    setattr(row, column, names.setdefault(own, f"name {len(names)}"))
 
     def _key(self, program: Any) -> Any:
         """What tells programs apart: an id or, as the vendor's compare by identity, themselves."""
@@ -133,17 +153,31 @@ class _Import:
     def tables(self) -> Iterator[list[Any]]:
         """Rows of each table; tables that others refer to come first."""
         self._operations()
+        names = import_blocks.name_blocks(self.ops, self.links)
         steps, tree, sets = self._steps()
+        self.where = import_blocks.stages_of(self.ops, steps, len(names))
+        self.again = import_blocks.recomputed(steps, self.ops)
+        spent = self._spent(steps)
         traces, bodies = self._traces(steps)
+        variables, uses, blocks = self._variables(), list[records.Use](), list[records.Block]()
+        if names:
+            tensors = import_blocks.Tensors.of(self.links)
+            op_at = [_ints(step.op for step in steps if step.ipu == i) for i in range(self.ipus)]
+            uses = import_blocks.describe(variables, self.ops, tensors, op_at, self.where)
+            blocks = import_blocks.block_rows(names, self.where, self.ops, variables, tensors)
+        else:
+            self.met.missing["Blocks: neither stated nor numbered in module paths"] += 1
         yield [self.target]
         yield list(self._options())
-        yield self._stages(steps)
+        yield import_blocks.stage_rows(self._stage_ipus, spent, blocks, variables, self.training)
+        yield blocks
         yield list(self.ops)
         yield bodies
         yield tree
         yield sets
         yield steps
-        yield self._variables(steps)
+        yield variables
+        yield uses
         yield traces
 
     def _target(self) -> records.Target:
@@ -175,6 +209,12 @@ class _Import:
             with suppress(TypeError, ValueError):  # not pairs
                 for key, value in dict(options or {}).items():
                     yield records.Option(f"{part}.{name}.{key}", json.dumps(str(value)))
+        if any(_purpose(one) == Purpose.REMOTE_LOAD for one in self.programs):
+            yield records.Option("TensorLocations.locationOptimizer.onChipStorage", "false")
+        counts = ("Training.gradientAccumulation", "deviceIterations")
+        for name, count in zip(counts[not self.training :], self._turns, strict=False):
+            if count:
+                yield records.Option(name, json.dumps(count))
 
     def _executed(self) -> list[list[tuple[Any, int, int, int]]]:
         """For each run, (program, IPU, start, end) on its clock; only the first replica's IPUs.
@@ -220,31 +260,66 @@ class _Import:
             if fields.get("category") != "op":
                 continue
             number = len(self.ops)
-            for program in operation.programs():
-                self.op_of.setdefault(self._key(program), number)
+            first = int(getattr(operation, "firstStepIndex", 0))
+            for key in {self._key(program) for program in operation.programs()}:
+                self.users[key].append((first, number))
             place = getattr(operation.debugContext, "location", None)
             aten = str(fields.get("torch_schema", "")).replace("::", ".")
             kind = str(fields.get("opid", ""))
+            self.links.append(import_blocks.Links.of(fields))
             self.ops.append(
                 records.Op(
                     id=number,
-                    name=self.name(operation.name),
+                    name=str(operation.name),
                     aten=aten or kind,
-                    direction=_direction(fields),
+                    direction=import_blocks.direction(fields),
                     block=-1,
                     stage=-1,
                     ipu=0,
-                    module=self.name(fields.get("module", "")),
-                    file="" if self._names is not None else str(getattr(place, "fileName", "")),
+                    module=str(fields.get("module", "")),
+                    file=str(getattr(place, "fileName", "")),
                     line=int(getattr(place, "lineNumber", 0) or 0),
                     forward_op=-1,
                     flops=0,
                     cycles=0,
                     estimated=0,
                     plan="",
-                    popart_name=self.name(operation.name),
+                    popart_name=str(operation.name),
                 )
             )
+
+    def _ops_of_steps(self) -> list[int]:
+        """The operator of each liveness step, -1: none.
+
+        Of those that share a step's program it is the one after which the step is named, else that
+        of the next step or of the one before, else the last to begin before.
+        """
+        users = [sorted(self.users.get(key, [(0, -1)])) for key in self.keys]
+        names = [str(getattr(program, "name", "")) for program in self.programs]
+        called = defaultdict(set)
+        for key, name in zip(self.keys, names, strict=True):
+            called[key].add(name)  # one for all, if a program has a name of its own
+        ops = [
+            some[0][1]
+            if len(some) == 1
+            else self._named(name, some if len(called[key]) > 1 else [])
+            for some, key, name in zip(users, self.keys, names, strict=True)
+        ]
+        after = [*ops, -1]
+        for at in range(len(ops) - 1, -1, -1):
+            after[at] = after[at] if ops[at] >= 0 else after[at + 1]
+        for at, some in enumerate(users):
+            if len(some) > 1 and ops[at] < 0:
+                begun = some[max(0, bisect_right(some, (at, len(self.ops))) - 1)][1]
+                near = {op for _, op in some} & {ops[at - 1], after[at]}
+                ops[at] = after[at] if after[at] in near else ops[at - 1] if near else begun
+        return ops
+
+    def _named(self, name: str, users: list[tuple[int, int]]) -> int:
+        """The operator whose name the step's name begins with; -1 if none's does."""
+        fits = [op for _, op in users if name.startswith(f"{self.ops[op].name}/")]
+        fits += [op for _, op in users if name == self.ops[op].name]
+        return max(fits, key=lambda op: len(self.ops[op].name), default=-1)
 
     # -- the program ---
 
@@ -259,11 +334,12 @@ class _Import:
         sets: list[records.ComputeSet] = []
         positions = [0] * self.ipus
         self.step_at: list[list[int]] = [[] for _ in range(self.ipus)]  # liveness step of each
-        self.first_of: dict[tuple[Any, int], int] = {}
-        for at, (program, key) in enumerate(zip(self.programs, self.keys, strict=True)):
+        self.steps_of: dict[tuple[Any, int], list[int]] = defaultdict(list)  # in order
+        rows = zip(self.programs, self.keys, self._ops_of_steps(), strict=True)
+        for at, (program, key, op) in enumerate(rows):
             kind = str(getattr(getattr(program, "type", None), "name", "Unknown"))
             self.met.types[kind] += 1
-            name, op = self.name(getattr(program, "name", "")), self.op_of.get(key, -1)
+            name = str(getattr(program, "name", ""))
             planned = self._planned(program, kind)
             cycles = ran.get(key, {})
             here = {i for i in range(self.ipus) if planned[i].any()} | set(cycles)
@@ -282,39 +358,84 @@ class _Import:
                         *(cycles.get(ipu, least), compute, by_tile, None, None, _purpose(program)),
                     )
                 )
-                self.first_of.setdefault((key, ipu), number)
+                self.steps_of[key, ipu].append(number)
                 self.step_at[ipu].append(at)
                 positions[ipu] += 1
         return steps, tree, sets
 
-    def _stages(self, steps: list[records.Step]) -> list[records.Stage]:
-        """A stage an IPU, with the cycles of its operators; adds the operators' own cycles."""
-        spent: Counter[tuple[int, str]] = Counter()
-        counted = set()  # recomputation runs the same program
-        for step in steps:
-            key = self.keys[self.step_at[step.ipu][step.position]], step.ipu
-            if step.op >= 0 and key not in counted:
-                counted.add(key)
-                op = self.ops[step.op]
-                op.cycles += step.cycles
-                op.ipu = op.stage = step.ipu
-                spent[step.ipu, op.direction] += step.cycles
-        return [
-            records.Stage(
-                *(i, i, spent[i, Direction.FORWARD], spent[i, Direction.BACKWARD]),
-                *(spent[i, Direction.RECOMPUTE], spent[i, Direction.UPDATE], 0, 0, 0, 0),
-            )
-            for i in range(self.ipus)
-        ]
+    @property
+    def training(self) -> bool:
+        """Whether anything runs but a forward."""
+        return any(op.direction != Direction.FORWARD for op in self.ops)
 
-    def _direction(self, step: records.Step, before: str) -> str:
-        """The direction of a step's operator; between two operators, that of the first."""
-        if step.op >= 0:
-            return self.ops[step.op].direction
+    @property
+    def _turns(self) -> tuple[int, int]:
+        """Micro-batches of a weight update, and updates, in the first run; in inference of it."""
+        times: dict[str, Counter[int]] = defaultdict(Counter)
+        for (key, _), many in Counter(
+            part[:2] for run in self.executed[:1] for part in run
+        ).items():
+            if key in self.users:
+                users = self.users[key]
+                times[self.ops[users[0][1]].direction][many // len(users)] += 1
+        # that of most programs; a forward's may be recomputation's, too
+        often = {way: some.most_common(1)[0][0] for way, some in times.items()}
+        if not self.training:
+            return often.get(Direction.FORWARD, 0), 1
+        updates = often.get(Direction.UPDATE, 1)
+        return often.get(Direction.BACKWARD, 0) // updates, updates
+
+    @property
+    def _stage_ipus(self) -> np.ndarray:
+        """IPU and stage of each Block; without Blocks a stage an IPU: int64[2, Block or IPU]."""
+        each = np.arange(self.ipus)
+        return self.where if self.where.size else np.stack([each, each])
+
+    def _stage_of(self, step: records.Step) -> int:
+        """The stage of a step's Block; of others, the first one on its IPU (-1: none)."""
+        block = self.ops[step.op].block if step.op >= 0 else -1
+        if block >= 0 and self.where[0, block] == step.ipu:
+            return int(self.where[1, block])
+        here = np.flatnonzero(self._stage_ipus[0] == step.ipu)
+        return int(self._stage_ipus[1, here[0]]) if len(here) else -1
+
+    def _way(self, step: records.Step) -> str:
+        """The direction of a step of an operator or of a stash; "" of others."""
+        if step.purpose == Purpose.STASH:
+            return Direction.FORWARD
+        if step.purpose == Purpose.RESTORE:
+            return Direction.RECOMPUTE if self.again else Direction.BACKWARD
+        if step.op < 0:
+            return ""
+        return Direction.RECOMPUTE if step.id in self.again else self.ops[step.op].direction
+
+    def _spent(self, steps: list[records.Step]) -> Counter[tuple[int, str]]:
+        """Cycles by stage and direction; adds operators' own cycles, and their IPU and stage."""
+        spent: Counter[tuple[int, str]] = Counter()
+        for step in steps:
+            if way := self._way(step):
+                stage = self._stage_of(step)
+                spent[stage, way] += step.cycles
+                if step.op >= 0 and step.purpose == Purpose.OPERATOR and way != Direction.RECOMPUTE:
+                    op = self.ops[step.op]
+                    op.cycles += step.cycles
+                    op.ipu, op.stage = step.ipu, stage
+        return spent
+
+    def _task(self, step: records.Step, before: tuple[str, int]) -> tuple[str, int]:
+        """A step's task ("": of no stage) and stage; between two operators, those of the first."""
+        if way := self._way(step):
+            return way, self._stage_of(step)
+        if step.purpose in (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE):
+            return before if before[0] else (Direction.UPDATE, self._stage_of(step))
+        if step.purpose in (Purpose.STREAM_IN, Purpose.STREAM_OUT) and len(self.where[0]):
+            here = np.flatnonzero(self.where[0] == step.ipu)
+            at = 0 if step.purpose == Purpose.STREAM_IN else -1
+            return str(step.purpose), int(self.where[1, here[at]]) if len(here) else -1
         inside = step.type == records.DO_EXCHANGE or (
             step.type == records.SYNC and step.purpose != Purpose.EXTERNAL_SYNC
         )
-        return before if inside else ""
+        return before if inside else ("", -1)
 
     def _planned(self, program: Any, kind: str) -> np.ndarray:
         """The estimated cycles of a program: int64[IPU, tile]; 0 if unknown."""
@@ -342,6 +463,7 @@ class _Import:
                 own = [(s - base, e - base, k) for k, i, s, e in parts if i == ipu]
                 tasks += self._tasks(ipu, sorted(own, key=lambda one: one[:2]), bodies, body_of)
             total = max((task[1] for task in tasks), default=0)
+            self.pipelined |= _overlap(tasks, bodies)
             self._waits(tasks, total, bodies, body_of)
             tasks.sort(key=lambda task: (task[3], task[0]))
             starts, ends, which, where = (_ints(task[at] for task in tasks) for at in range(4))
@@ -350,7 +472,7 @@ class _Import:
             rows.append(records.PipelineCycle(number, 0, PipelinePhase.STEADY, 0, total, 0))
             host = self._of(run, "microseconds", None)
             begin = int(getattr(host, "start", 0))
-            name = self.name(self._of(run, "name", f"run {number}"))
+            name = str(self._of(run, "name", f"run {number}"))
             end = max(begin, int(getattr(host, "end", begin)))
             rows.append(records.Run(number, name, number, clock, begin, end))
             clock += total
@@ -377,7 +499,8 @@ class _Import:
         body_of: dict[Any, int],
     ) -> list[tuple[int, int, int, int]]:
         """Tasks (start, end, body, IPU): steps of one direction that ran without a wait."""
-        tasks, open_steps, until, way = [], list[tuple[int, int]](), 0, ""
+        tasks, open_steps, until, way = [], list[tuple[int, int]](), 0, ("", -1)
+        before = -1  # the step
 
         def close() -> None:
             if open_steps:
@@ -386,8 +509,9 @@ class _Import:
                 key = ipu, ids.tobytes(), (starts - begin).tobytes(), until - begin, way
                 if key not in body_of:
                     body_of[key] = len(bodies)
-                    task = BodyTask(way) if way else BodyTask.COPY
-                    about = len(bodies), f"IPU {ipu} {way or 'exchange'}", ipu, -1, "task", way
+                    task, stage = BodyTask(way[0] or BodyTask.COPY), way[1]
+                    of = way[0] if way[0] in tuple(Direction) else ""
+                    about = len(bodies), f"IPU {ipu} {way[0] or 'exchange'}", ipu, stage, "task", of
                     length = until - begin
                     bodies.append(records.Body(*about, length, ids, starts - begin, task))
                     for number, _ in open_steps:
@@ -397,14 +521,16 @@ class _Import:
                 open_steps.clear()
 
         for start, end, program in parts:
-            step = self.first_of.get((program, ipu))
-            if step is None:
+            alike = self.steps_of.get((program, ipu), [-1])  # a program is several steps
+            step = next((one for one in alike if one > before), alike[0])
+            if step < 0:
                 self.met.missing["an executed program among livenessProgramSteps"] += 1
                 continue
+            before = step
             start = max(start, until)  # overlapped work of I/O tiles is cut off
             if end <= start:
                 continue
-            other = self._direction(self.steps[step], way if start == until else "")
+            other = self._task(self.steps[step], way if start == until else ("", -1))
             external = self.steps[step].purpose == Purpose.EXTERNAL_SYNC  # ends others' waits
             if start > until or other != way or external:
                 close()
@@ -435,7 +561,7 @@ class _Import:
 
     # -- memory ---
 
-    def _variables(self, steps: list[records.Step]) -> list[records.Variable]:
+    def _variables(self) -> list[records.Variable]:
         """Lowered variables of a name and lifetime together; else totals by category."""
         lowered = self._of(self._of(self.report, "compilation", None), "loweredVariables", None)
         pieces: dict[tuple[int, str, tuple[tuple[int, int], ...], bool], np.ndarray] = {}
@@ -467,7 +593,7 @@ class _Import:
     ) -> records.Variable:
         always, start, stop = lives
         return records.Variable(
-            *(id, self.name(name), ipu, "variable", role, -1, -1, -1, "", ""),
+            *(id, str(name), ipu, "variable", role, -1, -1, -1, "", ""),
             *(int(by_tile.sum()), by_tile, 0, int(always), start, stop),
         )
 
@@ -504,10 +630,21 @@ class _Import:
                     end = start + int(event.duration)
                     yield records.HostEvent(
                         *(number, parent, int(process.pid), int(thread.tid), "imported"),
-                        *(self.name(event.label), start, end),
+                        *(str(event.label), start, end),
                     )
                     waiting += [(one, number) for one in reversed(list(event.children()))]
                     number += 1
+
+
+def _overlap(tasks: list[tuple[int, int, int, int]], bodies: list[records.Body]) -> bool:
+    """Whether forwards or backwards (start, end, body, IPU) of several IPUs run at one time."""
+    until, where = 0, -1
+    for start, end, body, ipu in sorted(tasks):
+        if bodies[body].direction in (Direction.FORWARD, Direction.BACKWARD):
+            if start < until and ipu != where:
+                return True
+            until, where = max((until, where), (end, ipu))
+    return False
 
 
 def _ints(values: Iterable[int]) -> np.ndarray:
@@ -533,8 +670,13 @@ def _purpose(program: Any) -> Purpose:
     if _external(program):
         return Purpose.EXTERNAL_SYNC
     if kind.startswith("StreamCopy"):
-        return Purpose.STREAM_OUT if "tohost" in program.name.lower() else Purpose.STREAM_IN
-    return Purpose.COPY if kind == records.GLOBAL_EXCHANGE else Purpose.OPERATOR
+        name = program.name.lower()
+        if _REMOTE.search(name):
+            return Purpose.REMOTE_STORE if "store" in name else Purpose.REMOTE_LOAD
+        return Purpose.STREAM_OUT if "tohost" in name else Purpose.STREAM_IN
+    if kind == records.GLOBAL_EXCHANGE:
+        return Purpose.COPY
+    return import_blocks.purpose_of(str(getattr(program, "name", "")), Purpose.OPERATOR)
 
 
 def _fields(context: Any) -> dict[str, Any]:
@@ -550,12 +692,3 @@ def _fields(context: Any) -> dict[str, Any]:
         fields = {**own, **fields} if isinstance(own, dict) else fields
         waiting += list(getattr(one, "parents", ()) or ())
     return fields
-
-
-def _direction(fields: dict[str, Any]) -> str:
-    """The stated direction, or one by PopART's names of gradient operators."""
-    stated = str(fields.get("direction", ""))
-    if stated in tuple(Direction):
-        return stated
-    kind = str(fields.get("opid", ""))
-    return Direction.BACKWARD if kind.endswith("Grad") else Direction.FORWARD

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, overload
 
 T = TypeVar("T")
 
@@ -17,6 +18,12 @@ def set_print_length(entries: int) -> None:
     if entries < 0:
         raise ValueError(f"a list cannot show {entries} entries")
     _print_length[0] = entries
+
+
+@dataclass_transform(eq_default=False)
+def plain(cls: type[T]) -> type[T]:
+    """A dataclass that is compared by identity, and that `Shown` prints."""
+    return dataclass(repr=False, eq=False, slots=True)(cls)
 
 
 class LazyList(Sequence[T], Generic[T]):
@@ -58,13 +65,14 @@ class LazyList(Sequence[T], Generic[T]):
 
 
 class Shown:
-    """Prints as its class's name and the attributes that ``_shown`` names."""
+    """Prints as its class's name and the attributes that ``_shown`` names, or else its fields."""
 
     __slots__ = ()
-    _shown: tuple[str, ...] = ()
+    _shown: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={_text(getattr(self, name))}" for name in self._shown)
+        fields = [name for name in getattr(self, "__match_args__", ()) if name[0] != "_"]
+        values = ", ".join(f"{name}={_text(getattr(self, name))}" for name in self._shown or fields)
         return f"{type(self).__name__}({values})"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.pva.programs import Program, make_program
 from ipuscope.profiler.pva.variables import LoweredVariable, lowered
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
 _MADE = (Role.ACTIVATION, Role.GRADIENT)
 
 
+@plain
 class Location(Shown):
     """A line of user code."""
 
-    __slots__ = ("fileName", "functionName", "lineNumber")
-    _shown = ("fileName", "lineNumber", "functionName")
-
-    def __init__(self, fileName: str, lineNumber: int, functionName: str = "") -> None:
-        self.fileName = fileName
-        self.lineNumber = lineNumber
-        self.functionName = functionName
+    fileName: str
+    lineNumber: int
+    functionName: str = ""
 
 
 class DebugContext(Shown):

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva.enums import ProgramType
-from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import Model
 
 if TYPE_CHECKING:
     from ipuscope.profiler.pva.variables import LoweredVariable
 
 
+@plain
 class VertexType(Shown):
-    """A type of vertex: its ``name``, and ``size``, the bytes of state of an instance."""
+    """A type of vertex; ``size``: the bytes of state of an instance."""
 
-    __slots__ = ("name", "size")
-    _shown = ("name", "size")
-
-    def __init__(self, name: str, size: int) -> None:
-        self.name = name
-        self.size = size
+    name: str
+    size: int
 
 
 class VertexInstances(Shown):
@@ -44,12 +39,7 @@ class VertexInstances(Shown):
     @property
     def countByTile(self) -> list[int]:
         """Number of instances on each tile of the device."""
-        return self.countByTileArray.tolist()
-
-    @property
-    def countByTileArray(self) -> np.ndarray:
-        """Number of instances on each tile of the device as an array, int64 (not in libpva)."""
-        return self._model.over_device_array({self._ipu: self._model.report.vector(self._count)})
+        return self._model.over_device({self._ipu: self._model.report.vector(self._count)})
 
 
 class ComputeSet(Shown):
@@ -150,12 +140,7 @@ class Program(Shown):
 
         A profile has one total of control code per IPU; a program's share is by number of steps.
         """
-        return self.controlCodeByTileArray.tolist()
-
-    @property
-    def controlCodeByTileArray(self) -> np.ndarray:
-        """The same as `controlCodeByTile` as an array, int64 (not in libpva)."""
-        return self._model.over_device_array(self._model.control_code(self._at))
+        return self._model.over_device(self._model.control_code(self._at))
 
     def accept(self, visitor: ProgramVisitor) -> None:
         """Call the visitor's method for this type of program. Children are not visited."""
@@ -179,8 +164,6 @@ class Program(Shown):
 class _StepProgram(Program):
     """A program that is itself a step."""
 
-    __slots__ = ()
-
     @property
     def _own_step(self) -> int:
         return self._model.step_of_node[self._at]
@@ -197,73 +180,49 @@ class _StepProgram(Program):
 class OnTileExecuteProgram(_StepProgram):
     """Runs a compute set."""
 
-    __slots__ = ()
-
     @property
     def computeset(self) -> ComputeSet:
         """The compute set that it runs."""
         return ComputeSet(self._model, self._own_step)
 
-    @property
-    def computeSet(self) -> ComputeSet:
-        """The compute set that it runs, in the newer spelling."""
-        return self.computeset
+    computeSet = computeset  # the newer spelling
 
 
 class DoExchangeProgram(_StepProgram):
     """Moves data between the tiles of a chip."""
 
-    __slots__ = ()
-
     @property
     def codeBytesByTile(self) -> list[int]:
         """Bytes of its code on each tile of the device; equal exchanges share code."""
-        return self.codeBytesByTileArray.tolist()
-
-    @property
-    def codeBytesByTileArray(self) -> np.ndarray:
-        """The same as `codeBytesByTile` as an array, int64 (not in libpva)."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
         first = model.step_of_node[int(model.code_node[self._at])]
         row = model.code_of_exchange.get(first)
-        return model.over_device_array({} if row is None else {ipu: model.vector_of(row)})
+        return model.over_device({} if row is None else {ipu: model.vector_of(row)})
 
 
 class GlobalExchangeProgram(_StepProgram):
     """Moves data between chips."""
 
-    __slots__ = ()
-
 
 class StreamCopyBeginProgram(_StepProgram):
     """Begins a copy from or to the host."""
-
-    __slots__ = ()
 
 
 class StreamCopyMidProgram(_StepProgram):
     """Copies from or to the host."""
 
-    __slots__ = ()
-
 
 class StreamCopyEndProgram(_StepProgram):
     """Ends a copy from or to the host."""
-
-    __slots__ = ()
 
 
 class SequenceProgram(Program):
     """Runs its children one after the other."""
 
-    __slots__ = ()
-
 
 class RepeatProgram(Program):
     """Runs its children several times."""
-
-    __slots__ = ()
 
 
 _CLASSES: dict[str, type[Program]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import field
 
 from ipuscope.profiler.pva.compilation import (
     CompilationReport,
@@ -20,7 +21,7 @@ from ipuscope.profiler.pva.execution import (
     Run,
     StepOnIpu,
 )
-from ipuscope.profiler.pva.lists import Shown
+from ipuscope.profiler.pva.lists import Shown, plain
 from ipuscope.profiler.pva.operations import DebugContext, Location, Operation, OperationAnalysis
 from ipuscope.profiler.pva.programs import (
     ComputeSet,
@@ -53,55 +54,41 @@ from ipuscope.profiler.report import open_report
 # (`ipuscope.profiler.pvti`) and the calls of the model are in the profile or a ``.pvti`` file.
 
 
+@plain
 class Event(Shown):
-    """An activity of the host: ``label``, ``timestamp`` and ``duration`` in microseconds."""
+    """An activity of the host; microseconds."""
 
-    __slots__ = ("_children", "duration", "label", "timestamp")
-    _shown = ("label", "timestamp", "duration")
-
-    def __init__(
-        self, label: str, timestamp: int, duration: int, children: list[Event] | None = None
-    ) -> None:
-        self.label = label
-        self.timestamp = timestamp
-        self.duration = duration
-        self._children = children or []
+    label: str
+    timestamp: int
+    duration: int
+    _children: list[Event] = field(default_factory=list)
 
     def children(self) -> list[Event]:
         """Events inside this one."""
         return list(self._children)
 
 
+@plain
 class Thread(Shown):
-    """A thread of the host and its ``events``."""
+    """A thread of the host."""
 
-    __slots__ = ("events", "tid")
-    _shown = ("tid", "events")
-
-    def __init__(self, tid: int, events: list[Event]) -> None:
-        self.tid = tid
-        self.events = events
+    tid: int
+    events: list[Event]
 
 
+@plain
 class Process(Shown):
-    """A process of the host and its ``threads``."""
+    """A process of the host."""
 
-    __slots__ = ("pid", "threads")
-    _shown = ("pid", "threads")
-
-    def __init__(self, pid: int, threads: list[Thread]) -> None:
-        self.pid = pid
-        self.threads = threads
+    pid: int
+    threads: list[Thread]
 
 
+@plain
 class Trace(Shown):
     """The host's activity."""
 
-    __slots__ = ("processes",)
-    _shown = ("processes",)
-
-    def __init__(self, processes: list[Process]) -> None:
-        self.processes = processes
+    processes: list[Process]
 
 
 def openTrace(path: str | os.PathLike[str]) -> Trace:

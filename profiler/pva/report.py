@@ -11,21 +11,18 @@ from ipuscope.profiler.file import schema
 from ipuscope.profiler.pva.compilation import CompilationReport
 from ipuscope.profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
 from ipuscope.profiler.pva.execution import ExecutionReport
-from ipuscope.profiler.pva.lists import Shown, set_print_length
+from ipuscope.profiler.pva.lists import Shown, plain, set_print_length
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.report import DAMAGED, open_report
 
 
+@plain
 class Version(Shown):
     """``major.minor.point``."""
 
-    __slots__ = ("major", "minor", "point")
-    _shown: tuple[str, ...] = ("major", "minor", "point")
-
-    def __init__(self, major: int, minor: int, point: int) -> None:
-        self.major = major
-        self.minor = minor
-        self.point = point
+    major: int
+    minor: int
+    point: int
 
     @property
     def string(self) -> str:
@@ -44,7 +41,7 @@ class PoplarVersion(Version):
     """The version of this IPUscope, where libpva has the SDK's: no Poplar is involved."""
 
     __slots__ = ("_writer",)
-    _shown: tuple[str, ...] = ("string",)
+    _shown = ("string",)
 
     def __init__(self, writer: str) -> None:
         numbers = [int(part) if part.isdigit() else 0 for part in __version__.split(".")[:3]]
@@ -56,10 +53,7 @@ class PoplarVersion(Version):
         """The version as text."""
         return f"{super().string} ({self._writer})"
 
-    @property
-    def packageHash(self) -> str:
-        """Empty: no SDK is involved."""
-        return ""
+    packageHash = ""  # no SDK is involved
 
 
 class InstrumentationSettings(Shown):
@@ -81,21 +75,9 @@ class Report(Shown):
         self._model = model
         self.compilation = CompilationReport(model)
         self.execution = ExecutionReport(model)
-
-    @property
-    def version(self) -> FileVersion:
-        """The version of the file's format."""
-        return FileVersion(schema.VERSION, 0, 0)
-
-    @property
-    def poplarVersion(self) -> PoplarVersion:
-        """What wrote the file."""
-        return PoplarVersion(str(self._model.report.meta["writer"]))
-
-    @property
-    def instrumentationSettings(self) -> InstrumentationSettings:
-        """What was measured."""
-        return InstrumentationSettings()
+        self.version = FileVersion(schema.VERSION, 0, 0)
+        self.poplarVersion = PoplarVersion(str(model.report.meta["writer"]))
+        self.instrumentationSettings = InstrumentationSettings()
 
     def listPrintLength(self, entries: int) -> None:
         """Set how many entries of lists are shown when objects are printed (of all reports)."""

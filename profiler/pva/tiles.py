@@ -8,33 +8,27 @@ import numpy as np
 
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva.enums import Architecture
-from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import CATEGORIES, Model
 from ipuscope.profiler.pva.programs import VertexType
 
 _ALL = tuple(name for name in records.CATEGORIES if name not in CATEGORIES)
 
 
+@plain
 class Gaps(Shown):
     """Bytes with and without what is lost to regions and alignment."""
 
-    __slots__ = ("excludingGaps", "includingGaps")
-    _shown = ("includingGaps", "excludingGaps")
-
-    def __init__(self, includingGaps: int, excludingGaps: int) -> None:
-        self.includingGaps = includingGaps
-        self.excludingGaps = excludingGaps
+    includingGaps: int
+    excludingGaps: int
 
 
+@plain
 class RegionBytes(Shown):
     """Bytes of a category in a region: always live, sharing memory (at the worst step), total."""
 
-    __slots__ = ("nonOverlapped", "overlapped")
-    _shown = ("nonOverlapped", "overlapped")
-
-    def __init__(self, nonOverlapped: int, overlapped: int) -> None:
-        self.nonOverlapped = nonOverlapped
-        self.overlapped = overlapped
+    nonOverlapped: int
+    overlapped: int
 
     @property
     def total(self) -> int:
@@ -96,15 +90,12 @@ class Categories:
         )
 
 
+@plain
 class TileVertex(Shown):
     """A type of vertex on a tile, and the bytes of its code."""
 
-    __slots__ = ("codeBytes", "type")
-    _shown = ("type", "codeBytes")
-
-    def __init__(self, type: VertexType, codeBytes: int) -> None:
-        self.type = type
-        self.codeBytes = codeBytes
+    type: VertexType
+    codeBytes: int
 
 
 class TileMemory(Shown):
@@ -161,17 +152,11 @@ class TileMemory(Shown):
 class Tile(Shown):
     """A tile of the device: its ``memory``, and its number, counted over the device."""
 
-    __slots__ = ("_at", "_model", "id")
+    __slots__ = ("id", "memory")
     _shown = ("id", "memory")
 
     def __init__(self, model: Model, tile: int) -> None:
-        self._model, self._at = model, model.tile_of(tile)
-        self.id = tile
-
-    @property
-    def memory(self) -> TileMemory:
-        """The tile's memory."""
-        return TileMemory(self._model, self._at)
+        self.id, self.memory = tile, TileMemory(model, model.tile_of(tile))
 
 
 class IPU(Shown):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import CATEGORIES, OWN_NAME, Model
 
 
@@ -56,15 +56,12 @@ def sizes(
     ]
 
 
+@plain
 class Interval(Shown):
     """Steps of ``livenessProgramSteps`` with ``start <= step < end``."""
 
-    __slots__ = ("end", "start")
-    _shown = ("start", "end")
-
-    def __init__(self, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
+    start: int
+    end: int
 
 
 class EquivalenceClass(Shown):

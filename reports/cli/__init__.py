@@ -12,72 +12,29 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import keyword
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
-from ipuscope.reports.cli import (
-    advise,
-    compare,
-    completion,
-    doctor,
-    export,
-    html,
-    import_,
-    insights,
-    liveness,
-    memory,
-    ops,
-    pipeline,
-    pod,
-    program,
-    query,
-    rebalance,
-    runs,
-    source,
-    stages,
-    summary,
-    tile,
-    timeline,
-    variables,
-    view,
-    whatif,
-    why,
-)
+from ipuscope.reports.cli import common
 from ipuscope.reports.cli.common import CommandError, first_steps, one_line
 from ipuscope.words import Parser
 
-# In the order of --help: what newcomers need comes first.
+# In the order of --help: what newcomers need comes first. A module has a `page` for each profile or
+# a `run` of its own.
+_NAMES = (
+    *("summary", "insights", "advise", "why", "stages", "timeline", "pipeline", "pod", "memory"),
+    *("tile", "liveness", "ops", "source", "program", "variables", "rebalance", "whatif"),
+    *("compare", "runs", "query", "doctor", "html", "export", "import", "view", "completion"),
+)
 COMMANDS = {
-    "summary": summary,
-    "insights": insights,
-    "advise": advise,
-    "why": why,
-    "stages": stages,
-    "timeline": timeline,
-    "pipeline": pipeline,
-    "pod": pod,
-    "memory": memory,
-    "tile": tile,
-    "liveness": liveness,
-    "ops": ops,
-    "source": source,
-    "program": program,
-    "variables": variables,
-    "rebalance": rebalance,
-    "whatif": whatif,
-    "compare": compare,
-    "runs": runs,
-    "query": query,
-    "doctor": doctor,
-    "html": html,
-    "export": export,
-    "import": import_,
-    "view": view,
-    "completion": completion,
+    name: import_module(f"{__name__}.{name}{'_' * keyword.iskeyword(name)}") for name in _NAMES
 }
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
@@ -133,9 +90,20 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
             formatter_class=HelpText,
         )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, whole_parser=parser)
+        if paged := hasattr(module, "page"):
+            common.add_profiles(command)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(command)
+        if paged:
+            common.add_form(command, getattr(module, "TOP", 0))
+        run = partial(_pages, module.page) if paged else module.run
+        command.set_defaults(run=run, whole_parser=parser)
     return parser
+
+
+def _pages(page: Callable[..., Any], args: argparse.Namespace) -> int:
+    """A page for each profile; the exit code."""
+    return common.each_profile(args, lambda report: page(report, args))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

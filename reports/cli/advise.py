@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         _there(args.check[0])
         _writable(args.output)
-    failed: list[bool] = []
-    code = common.each_profile(args, lambda report: _page(report, args, failed), bool(args.check))
-    return max(code, common.NOT_SO) if any(failed) else code
+    return common.each_profile(args, lambda report: _page(report, args), bool(args.check))
 
 
 def _there(script: str) -> None:
@@ -101,7 +99,7 @@ def _writable(folder: Path | None) -> None:
         ) from error
 
 
-def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
+def _page(report: Report, args: argparse.Namespace) -> Page:
     common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import LEAST_GAIN
@@ -126,11 +124,11 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
         lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))
     outcomes = _checked(args, basis, advices)
-    failed.append(max(one.samples_per_second for one in outcomes) <= _present(advised))
     errors = [say(words) for words in _errors(advices, outcomes)]
     verdict = [say(words) for words in _verdict(args, basis, advised, advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *verdict, *_tune(report))
-    return Page(str(report.path), (_table(advices, outcomes), *lines))
+    gains = max(one.samples_per_second for one in outcomes) > _present(advised)
+    return Page(str(report.path), (_table(advices, outcomes), *lines), holds=gains)
 
 
 def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:

@@ -70,8 +70,10 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_form(parser: argparse.ArgumentParser) -> None:
-    """--json and --csv."""
+def add_form(parser: argparse.ArgumentParser, top: int = 0) -> None:
+    """--json and --csv, and --top if people see ``top`` rows by default."""
+    if top:
+        add_top(parser, top)
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--json",
@@ -290,7 +292,8 @@ def each_profile(
 ) -> int:
     """Print a page for each profile.
 
-    An unreadable one costs a line and exit code 3. ``says_itself``: ``make`` reports its progress.
+    An unreadable one costs a line and exit code 3, a page that does not hold exit code 1.
+    ``says_itself``: ``make`` reports its progress.
     """
     from ipuscope.profiler import ProfileError, open_report
     from ipuscope.reports.tables import print_pages
@@ -318,7 +321,7 @@ def each_profile(
         print(f"ipu-report: error: {one_line(words)}", file=sys.stderr)
     if pages:
         print_pages(pages, args.form, named=not _named(args.profiles, paths))
-    return failed
+    return failed or (OK if all(page.holds for page in pages) else NOT_SO)
 
 
 def _named(arguments: Iterable[str], paths: Iterable[Path]) -> bool:
@@ -359,15 +362,12 @@ def check_run(report: Report, run: int) -> None:
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
     """A line if times are predicted or the profile was imported; ``name``: the profile's."""
+    from ipuscope.profiler.analysis.pace import IMPORTED
     from ipuscope.profiler.report import PREDICTED_NOTE
     from ipuscope.reports.tables import say
 
     if report.imported:
-        words = (
-            f"{name}Imported: times are the file's; what the SDK's reader lacks is not in this"
-            " profile (micro-batches, Blocks, stages that are not IPUs)."
-        )
-        return (say(words, "yellow"),)
+        return (say(name + IMPORTED, "yellow"),)
     return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
 
 
@@ -375,9 +375,9 @@ def check_not_imported(report: Report) -> None:
     """CommandError for a profile of real IPUs, which lacks what the answer needs."""
     if report.imported:
         raise CommandError(
-            f"{report.path} was imported: micro-batches, stages and Blocks are not in this profile."
-            " summary, why, ops, source, program, variables, memory, tile, liveness, compare and"
-            " view answer for it"
+            f"{report.path} was imported: pipeline cycles, samples and flops are not in this"
+            " profile. summary, why, ops, source, program, variables, memory, tile, liveness,"
+            " compare and view answer for it; rebalance and whatif if Blocks are found in it"
         )
 
 

@@ -26,8 +26,6 @@ EXAMPLES = """  ipu-report doctor demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
-    common.add_form(parser)
     parser.add_argument(
         "--rows",
         action="store_true",
@@ -35,29 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    well = True
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    import pandas as pd
 
-    def page(report: Report) -> Page:
-        nonlocal well
-        import pandas as pd
+    from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
-        from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
-
-        rows = [
-            dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)
-        ]
-        frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
-        well = well and bool(frame["ok"].all())
-        fine = "ok" if args.form == "text" else "well"  # which programs know
-        shown = frame.assign(found=frame["found"].where(~frame["ok"], fine))
-        columns = (Column("check", "check", text), Column("found", "found", sentence))
-        notes = [say(f"note: {words}") for words in report.meta["warnings"]]
-        return Page(str(report.path), (Table("checks", shown, columns), *notes))
-
-    failed = common.each_profile(args, page)
-    return failed or (common.OK if well else common.NOT_SO)
+    rows = [dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)]
+    frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
+    fine = "ok" if args.form == "text" else "well"  # which programs know
+    shown = frame.assign(found=frame["found"].where(~frame["ok"], fine))
+    columns = (Column("check", "check", text), Column("found", "found", sentence))
+    notes = [say(f"note: {words}") for words in report.meta["warnings"]]
+    well = bool(frame["ok"].all())
+    return Page(str(report.path), (Table("checks", shown, columns), *notes), holds=well)
 
 
 def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:

@@ -5,9 +5,9 @@ its tasks, one for their program steps, and counters (live bytes, busy tiles, by
 a process for the calls and their pipeline cycles; all calls are in it, one after another. Times are
 microseconds at the machine's clock, cycles are in each event's arguments. The file's suffix says
 the form, or --format: .json (or .json.gz) is the trace, .csv and .parquet a frame of --table,
-.folded collapsed stacks, .speedscope.json speedscope's form; model-explorer is the model's graph
-for Model Explorer, with node data beside it (NAME.total_cycles.json, NAME.bytes.json). Stacks are
-of one device iteration.
+.folded collapsed stacks, .speedscope.json speedscope's form, .pb.gz pprof's (with bytes);
+model-explorer is the model's graph for Model Explorer, with node data beside it
+(NAME.total_cycles.json, NAME.bytes.json). Stacks are of one device iteration.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ EXAMPLES = """  ipu-report export demo/training -o trace.json            open it
   ipu-report export demo/training --level tasks -o trace.json.gz
   ipu-report export demo/training -o demo.speedscope.json  open it at https://www.speedscope.app
   ipu-report export demo/training --by source -o demo.folded
+  ipu-report export demo/training --by source -o demo.pb.gz      go tool pprof -top demo.pb.gz
   ipu-report export demo/training --format model-explorer -o model.json
   ipu-report export demo/training --table ops -o ops.csv
   ipu-report export demo/training --table steps -o steps.parquet   needs pyarrow
 """
-FORMATS = ("perfetto", "speedscope", "collapsed", "model-explorer", "csv", "parquet")
+FORMATS = ("perfetto", "speedscope", "collapsed", "pprof", "model-explorer", "csv", "parquet")
 _SUFFIXES = {
     ".speedscope.json": "speedscope",
     ".json": "perfetto",
     ".json.gz": "perfetto",
     ".folded": "collapsed",
+    ".pb.gz": "pprof",
     ".collapsed": "collapsed",
     ".csv": "csv",
     ".csv.gz": "csv",
@@ -127,8 +129,8 @@ def _form(path: Path, asked: str | None) -> str:
     form = asked or (forms[0] if forms else "")
     if not form:
         raise common.CommandError(
-            f"{path}: name it .json (a trace), .speedscope.json or .folded (stacks), .csv or"
-            " .parquet (a table), or say --format",
+            f"{path}: name it .json (a trace), .speedscope.json, .folded or .pb.gz (stacks), .csv"
+            " or .parquet (a table), or say --format",
             common.USAGE,
         )
     if form == "parquet" and not importlib.util.find_spec("pyarrow"):
@@ -149,11 +151,11 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
         from ipuscope.reports import model_explorer
 
         return model_explorer.write(report, args.output)
-    if form in ("speedscope", "collapsed"):
+    if form in ("speedscope", "collapsed", "pprof"):
         from ipuscope.reports import stacks
 
-        write = stacks.write_speedscope if form == "speedscope" else stacks.write_collapsed
-        return write(report, args.output, first, args.iteration or 0, args.by)
+        write = getattr(stacks, f"write_{form}")
+        return int(write(report, args.output, first, args.iteration or 0, args.by))
     if form == "parquet" and args.table == "steps":
         return _stream(report, args)
     frame = _frame(report, args)

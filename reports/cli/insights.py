@@ -20,38 +20,28 @@ HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
   ipu-report insights --json demo/training | jq '.[0].insights[0].action'
 """
+TOP = 8  # rows for people
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's arguments."""
-    common.add_profiles(parser)
-    common.add_top(parser, 8)
-    common.add_form(parser)
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from dataclasses import asdict
 
+    import pandas as pd
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+    from ipuscope.planner.insights import Insight, insights
+    from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
 
-    def page(report: Report) -> Page:
-        from dataclasses import asdict
-
-        import pandas as pd
-
-        from ipuscope.planner.insights import Insight, insights
-        from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
-
-        common.check_not_imported(report)
-        findings = insights(report)
-        names = list(Insight.__dataclass_fields__)
-        frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
-        gains = [one.gain_in_words for one in findings]
-        columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
-        shown = frame.assign(gain=gains) if args.form == "text" else frame
-        table = Table("insights", shown, columns, most=common.top(args))
-        lines = [
-            with_code(f"{at}. {one.detail} {one.change_in_words}", one.code)
-            for at, one in enumerate(findings[: common.top(args)], 1)
-        ]
-        return Page(str(report.path), (table, *lines))
-
-    return common.each_profile(args, page)
+    common.check_not_imported(report)
+    findings = insights(report)
+    names = list(Insight.__dataclass_fields__)
+    frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
+    gains = [one.gain_in_words for one in findings]
+    columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
+    shown = frame.assign(gain=gains) if args.form == "text" else frame
+    table = Table("insights", shown, columns, most=common.top(args))
+    lines = [
+        with_code(f"{at}. {one.detail} {one.change_in_words}", one.code)
+        for at, one in enumerate(findings[: common.top(args)], 1)
+    ]
+    return Page(str(report.path), (table, *lines))

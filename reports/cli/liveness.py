@@ -19,43 +19,37 @@ EXAMPLES = """  ipu-report liveness demo/training                    the fullest
   ipu-report liveness --ipu 2 --top 5 demo/training
   ipu-report liveness --ipu 2 --csv demo/training > liveness.csv
 """
+TOP = 10  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
-    common.add_top(parser, 10)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.reports.tables import (
+        Column,
+        Page,
+        Table,
+        integer,
+        kibibytes,
+        text,
+        whole_kibibytes,
+    )
 
-    def page(report: Report) -> Page:
-        from ipuscope.reports.tables import (
-            Column,
-            Page,
-            Table,
-            integer,
-            kibibytes,
-            text,
-            whole_kibibytes,
-        )
-
-        common.check_ipu(report, args.ipu)
-        frame = report.liveness(args.ipu)
-        if common.top(args):
-            frame = frame.sort_values("total", ascending=False, kind="stable")
-        columns = (
-            Column("position", "step", integer),
-            Column("name", "name", text),
-            Column("direction", "direction", text),
-            Column("always_live", "always\nKiB", whole_kibibytes),
-            Column("not_always_live", "besides\nKiB", whole_kibibytes),
-            Column("max_tile", "fullest\ntile", integer),
-            Column("max_tile_bytes", "its KiB", kibibytes),
-        )
-        return Page(str(report.path), (Table("liveness", frame, columns, most=common.top(args)),))
-
-    return common.each_profile(args, page)
+    common.check_ipu(report, args.ipu)
+    frame = report.liveness(args.ipu)
+    if common.top(args):
+        frame = frame.sort_values("total", ascending=False, kind="stable")
+    columns = (
+        Column("position", "step", integer),
+        Column("name", "name", text),
+        Column("direction", "direction", text),
+        Column("always_live", "always\nKiB", whole_kibibytes),
+        Column("not_always_live", "besides\nKiB", whole_kibibytes),
+        Column("max_tile", "fullest\ntile", integer),
+        Column("max_tile_bytes", "its KiB", kibibytes),
+    )
+    return Page(str(report.path), (Table("liveness", frame, columns, most=common.top(args)),))

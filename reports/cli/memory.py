@@ -24,11 +24,11 @@ EXAMPLES = """  ipu-report memory demo/training
   ipu-report memory --by tile --ipu 2 --csv demo/training > tiles.csv
   ipu-report memory --by category --json demo/training
 """
+TOP = 20  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
     )
@@ -37,42 +37,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("ipu", "category", "tile"),
         help="one table only: IPUs, their contents, or their tiles (default: the first two)",
     )
-    common.add_top(parser, 20)
     common.add_each(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    over = False
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.planner.advice import way_to_fit
+    from ipuscope.profiler import analysis
+    from ipuscope.reports.tables import Page, say
 
-    def page(report: Report) -> Page:
-        nonlocal over
-        from ipuscope.planner.advice import way_to_fit
-        from ipuscope.profiler import analysis
-        from ipuscope.reports.tables import Page, say
-
-        if args.ipu is not None:
-            common.check_ipu(report, args.ipu)
-        ipus = by_ipu(report, args.ipu, args.each)
-        tables = [ipus] if args.by in (None, "ipu") else []
-        if args.by in (None, "category"):
-            tables.append(_by_category(report, args))
-        if args.by == "tile":
-            tables.append(_by_tile(report, args))
-        too_full = [
-            one for one in analysis.overflows(report) if one.ipu in ipus.frame["ipu"].to_numpy()
-        ]
-        over = over or bool(too_full)
-        notes = [say(f"Out of memory: {one}.", "bold red") for one in too_full]
-        if too_full:
-            with suppress(ValueError):  # no costs of Blocks
-                tables += _relief(report)
-                notes.append(say(way_to_fit(report)))
-        return Page(str(report.path), (*tables, *notes))
-
-    failed = common.each_profile(args, page)
-    return failed or (common.NOT_SO if over else common.OK)
+    if args.ipu is not None:
+        common.check_ipu(report, args.ipu)
+    ipus = by_ipu(report, args.ipu, args.each)
+    tables = [ipus] if args.by in (None, "ipu") else []
+    if args.by in (None, "category"):
+        tables.append(_by_category(report, args))
+    if args.by == "tile":
+        tables.append(_by_tile(report, args))
+    too_full = [
+        one for one in analysis.overflows(report) if one.ipu in ipus.frame["ipu"].to_numpy()
+    ]
+    notes = [say(f"Out of memory: {one}.", "bold red") for one in too_full]
+    if too_full:
+        with suppress(ValueError):  # no costs of Blocks
+            tables += _relief(report)
+            notes.append(say(way_to_fit(report)))
+    return Page(str(report.path), (*tables, *notes), holds=not too_full)
 
 
 def _relief(report: Report) -> list[Table]:

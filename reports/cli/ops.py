@@ -33,6 +33,7 @@ EXAMPLES = """  ipu-report ops demo/training
   ipu-report ops --alike stage demo/training           equal stages: which take longer, and why
   ipu-report ops --csv demo/training > ops.csv         with source lines, plans and all
 """
+TOP = 20  # rows for people
 
 _SORT = {"total": "total_cycles", "cycles": "cycles", "flops": "flops", "name": "name"}
 
@@ -45,7 +46,6 @@ _ALIKE = ("block", "stage", "line", "micro-batch")  # of ipuscope.profiler.analy
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--sort", choices=[*_SORT], default="total", help="column to sort by (default: total)"
     )
@@ -62,59 +62,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--alike", choices=_ALIKE, help="compare what is repeated, and nothing else"
     )
-    common.add_top(parser, 20)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    if args.alike:
+        return _alike(report, args)
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports.tables import Column, Page, Table, identity, text
 
-    def page(report: Report) -> Page:
-        if args.alike:
-            return _alike(report, args)
-        from ipuscope.profiler import analysis
-        from ipuscope.profiler.units import percent
-        from ipuscope.reports.tables import Column, Page, Table, identity, text
-
-        frame = common.filtered(analysis.operators(report), "name", args.name)
-        if args.stage is not None:
-            frame = frame[frame["stage"] == args.stage]
-        if args.direction is not None:
-            frame = frame[frame["direction"] == args.direction]
-        if frame.empty:
-            asked = ", ".join(
-                f"--{key} {getattr(args, key)}"
-                for key in ("name", "stage", "direction")
-                if getattr(args, key) is not None
-            )
-            raise common.CommandError(
-                f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}"
-            )
-        by = _SORT[args.sort]
-        frame = frame.sort_values(by, ascending=by == "name", kind="stable")
-        frame = frame.rename_axis("op").reset_index()
-        shown = frame.assign(
-            said=[
-                n + (" *" if e else "")
-                for n, e in zip(frame["name"], frame["estimated"], strict=True)
-            ]
+    frame = common.filtered(analysis.operators(report), "name", args.name)
+    if args.stage is not None:
+        frame = frame[frame["stage"] == args.stage]
+    if args.direction is not None:
+        frame = frame[frame["direction"] == args.direction]
+    if frame.empty:
+        asked = ", ".join(
+            f"--{key} {getattr(args, key)}"
+            for key in ("name", "stage", "direction")
+            if getattr(args, key) is not None
         )
-        columns = (
-            Column("said", "operator", text),
-            Column("direction", "for", text),
-            Column("stage", "stage", identity),
-            Column("cycles", "cycles"),
-            Column("executions", "times"),
-            Column("total_cycles", "total"),
-            Column("share", "share", percent),
-            *([] if args.why else [Column("recompute_cycles", "again")]),
-            Column("of_roof", "of its\nceiling", percent),
-            *([Column("why", "most of the rest", text)] if args.why else []),
+        raise common.CommandError(
+            f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}"
         )
-        form = shown if args.form == "text" else frame
-        return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
-
-    return common.each_profile(args, page)
+    by = _SORT[args.sort]
+    frame = frame.sort_values(by, ascending=by == "name", kind="stable")
+    frame = frame.rename_axis("op").reset_index()
+    shown = frame.assign(
+        said=[
+            n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)
+        ]
+    )
+    columns = (
+        Column("said", "operator", text),
+        Column("direction", "for", text),
+        Column("stage", "stage", identity),
+        Column("cycles", "cycles"),
+        Column("executions", "times"),
+        Column("total_cycles", "total"),
+        Column("share", "share", percent),
+        *([] if args.why else [Column("recompute_cycles", "again")]),
+        Column("of_roof", "of its\nceiling", percent),
+        *([Column("why", "most of the rest", text)] if args.why else []),
+    )
+    form = shown if args.form == "text" else frame
+    return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
 
 
 def _alike(report: Report, args: argparse.Namespace) -> Page:

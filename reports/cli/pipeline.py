@@ -28,6 +28,7 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
+TOP = 20  # rows for people
 _LETTERS: dict[str, str] = {
     "forward": "F",
     "backward": "B",
@@ -37,22 +38,15 @@ _LETTERS: dict[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
     parser.add_argument("--no-drawing", action="store_true", help="without the timeline")
     common.add_drawing(parser)
     common.add_each(parser)
-    common.add_top(parser, 20)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, lambda report: _page(report, args))
-
-
-def _page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
     common.check_not_imported(report)
     from ipuscope.profiler.analysis import pipeline
     from ipuscope.profiler.units import percent

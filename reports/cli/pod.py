@@ -8,11 +8,8 @@ that share a stage's tensors lie side by side and are alike. JSON and CSV have a
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
-
-from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,35 +35,29 @@ _MEASURED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--by", choices=tuple(_COLUMNS), default="busy", help="what is shown (default: busy)"
     )
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, partial(_map, by=args.by))
-
-
-def _map(report: Report, by: str) -> Page:
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
     from ipuscope.profiler import analysis
     from ipuscope.profiler.units import count
     from ipuscope.reports.tables import Page, Table, say
 
     ipus = analysis.pod(report)
-    share = ipus[_COLUMNS[by]]
-    if by == "links":
+    share = ipus[_COLUMNS[args.by]]
+    if args.by == "links":
         share = share / max(1, int(share.max()))
     lines = _machines(ipus.assign(share=share))
     shards, target = analysis.shards_of(report), report.target
     replicas = count(target.num_replicas, "replica")
     about = (
-        f"Per cent of {_MEASURED[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
+        f"Per cent of {_MEASURED[args.by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
         f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
     )
-    links = [_links(analysis.link_loads(report))] if by == "links" else []
+    links = [_links(analysis.link_loads(report))] if args.by == "links" else []
     return Page(str(report.path), (Table("ipus", ipus, ()), *maps(lines), say(about), *links))
 
 

@@ -18,46 +18,36 @@ EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
   ipu-report program --name conv --top 0 demo/training
   ipu-report program --json demo/training | jq '.[0].program | length'
 """
+TOP = 60  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--depth", type=common.positive, metavar="N", help="levels to show (default: all)"
     )
     parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
-    common.add_top(parser, 60)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.reports.tables import Column, Page, Table, text
 
-    def page(report: Report) -> Page:
-        from ipuscope.reports.tables import Column, Page, Table, text
-
-        frame = _with_depth(report)
-        if args.depth is not None:
-            frame = frame[frame["depth"] < args.depth]
-        frame = common.filtered(frame, "name", args.name)
-        if frame.empty:
-            raise common.CommandError(
-                f"{report.path}: no such node. It has {len(report.program):,}"
-            )
-        names = [
-            "  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)
-        ]
-        columns = (
-            Column("said", "program", text),
-            Column("repeat", "times"),
-            Column("type", "type", text),
-            Column("cycles", "cycles a call"),
-        )
-        shown = frame.assign(said=names) if args.form == "text" else frame
-        return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
-
-    return common.each_profile(args, page)
+    frame = _with_depth(report)
+    if args.depth is not None:
+        frame = frame[frame["depth"] < args.depth]
+    frame = common.filtered(frame, "name", args.name)
+    if frame.empty:
+        raise common.CommandError(f"{report.path}: no such node. It has {len(report.program):,}")
+    names = ["  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)]
+    columns = (
+        Column("said", "program", text),
+        Column("repeat", "times"),
+        Column("type", "type", text),
+        Column("cycles", "cycles a call"),
+    )
+    shown = frame.assign(said=names) if args.form == "text" else frame
+    return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
 
 
 def _with_depth(report: Report) -> pd.DataFrame:

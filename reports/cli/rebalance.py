@@ -259,23 +259,11 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 
 
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
-    import pandas as pd
-
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
     from ipuscope.planner.search.near_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
-    from ipuscope.reports.tables import (
-        Column,
-        Fact,
-        Facts,
-        Page,
-        Table,
-        identity,
-        kibibytes,
-        say,
-        sentence,
-        text,
-    )
+    from ipuscope.reports.cli.whatif import stage_columns, stage_rows
+    from ipuscope.reports.tables import Column, Fact, Facts, Page, Table, say, sentence
 
     costs = _costs(report)
     choices = _choices(costs, args)
@@ -292,31 +280,6 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
     wanted = split.prediction
-    ipus, spans = wanted.assignment.ipus, wanted.assignment.spans(len(costs))
-    backward = wanted.backward or (0,) * len(spans)
-    rows = [
-        (
-            k,
-            ipus[k],
-            ", ".join(costs.names[first : last + 1]),
-            wanted.forward[k],
-            backward[k],
-            cycles,
-            wanted.fullest[ipus[k]],
-        )
-        for k, ((first, last), cycles) in enumerate(
-            zip(spans, wanted.stage_cycles.tolist(), strict=True)
-        )
-    ]
-    columns: tuple[Column, ...] = (
-        Column("stage", "stage", identity),
-        Column("ipu", "IPU", identity),
-        Column("blocks", "Blocks", text),
-        Column("forward", "forward"),
-        Column("backward", "backward"),
-        Column("cycles", "cycles"),
-        Column("fullest_tile", "extent\nKiB", kibibytes),
-    )
     lines = [say(_gain(costs, now.total, wanted.total))]
     if within := confidence.likely(report):
         lines.append(say(f"Cycles are {within}; two splits share most of that."))
@@ -334,7 +297,9 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
     lines += [say(words) for words in _may_fit(costs, maybe, wanted.total)]
-    if wanted.total > (1 - _LITTLE) * now.total:
+    if report.imported:
+        lines += common.mark(report)
+    elif wanted.total > (1 - _LITTLE) * now.total:
         lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
         placed = placement_file(costs, wanted.assignment, sets_accumulation=False)
@@ -345,7 +310,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
                 f"{args.output}: cannot be written: {error.strerror}"
             ) from error
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
-    frame = pd.DataFrame(rows, columns=pd.Index([one.key for one in columns]))
+    frame, columns = stage_rows(costs, wanted).drop(columns="memory"), stage_columns()
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
         frame["saves"] = [_saves(one) for one in chosen]

@@ -22,24 +22,18 @@ EXAMPLES = """  ipu-report source demo/training
   ipu-report source --file digits.py demo/training     the file, with costs in its margin
   ipu-report source --json demo/training | jq '.[0].source[0]'
 """
+TOP = 20  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--file", metavar="WORDS", help="print the file whose path contains this, with its costs"
     )
-    common.add_top(parser, 20)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, lambda report: _page(report, args))
-
-
-def _page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
     from ipuscope.profiler.analysis.source import line_of, lines
     from ipuscope.profiler.units import percent
     from ipuscope.reports.tables import Column, Page, Table, text, whole_kibibytes

@@ -29,19 +29,15 @@ EXAMPLES = """  ipu-report stages demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--by", choices=("stage", "block"), default="stage", help="rows (default: stage)"
     )
     common.add_each(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    if args.by == "block":
-        return common.each_profile(args, _by_block)
-    return common.each_profile(args, lambda report: _by_stage(report, args.each))
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    return _by_block(report) if args.by == "block" else _by_stage(report, args.each)
 
 
 def _by_stage(report: Report, each: bool = False) -> Page:

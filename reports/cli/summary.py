@@ -42,17 +42,11 @@ _WITH_STREAMS = {"host I/O": "host I/O, streaming memory"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     common.add_each(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, lambda report: _page(report, args.each))
-
-
-def _page(report: Report, each: bool = False) -> Page:
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
     import pandas as pd
 
     from ipuscope.profiler import confidence
@@ -66,13 +60,13 @@ def _page(report: Report, each: bool = False) -> Page:
     if len(report.runs):
         proportions = report.cycle_proportions(0)
         parts += [
-            Lines(_bars(proportions, bool(len(streaming_steps(report))), each)),
+            Lines(_bars(proportions, bool(len(streaming_steps(report))), args.each)),
             Table("cycles", proportions, ()),
         ]  # no columns: people see the bars
     if of.peak:
         frame = pd.DataFrame(of.peak.rows, columns=["part", "share"])
         parts.append(Table("peak", frame, ()))  # people see the facts
-    parts.append(memory.by_ipu(report, each=each))
+    parts.append(memory.by_ipu(report, each=args.each))
     if len(errors := confidence.by_class(report)):
         parts.append(Table("cycle_error", errors, ()))  # people see the fact
     parts += common.mark(report)

@@ -16,11 +16,11 @@ EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest
   ipu-report tile --ipu 2 --tile 311 demo/training
   ipu-report tile --ipu 2 --tile 311 --step 40 --json demo/training
 """
+TOP = 20  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
     parser.add_argument(
         "--tile", type=common.count, metavar="N", help="tile (default: the fullest)"
@@ -31,50 +31,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="position in the program (default: the fullest)",
     )
-    common.add_top(parser, 20)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.profiler import analysis
+    from ipuscope.reports.tables import Column, Page, Table, integer, say, text
 
-    def page(report: Report) -> Page:
-        from ipuscope.profiler import analysis
-        from ipuscope.reports.tables import Column, Page, Table, integer, say, text
-
-        common.check_ipu(report, args.ipu)
-        tiles = report.tiles(args.ipu)
-        tile = analysis.fullest(report, args.ipu) if args.tile is None else args.tile
-        if tile >= len(tiles):
-            raise common.CommandError(
-                f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0"
-                f" to {len(tiles) - 1}"
-            )
-        row = tiles.iloc[tile]
-        steps = report.program_steps(args.ipu)
-        step = int(row["peak_step"]) if args.step is None else args.step
-        if step >= len(steps):
-            raise common.CommandError(
-                f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0"
-                f" to {len(steps) - 1}"
-            )
-        live = report.live_variables(args.ipu, step, tile)
-        columns = (
-            Column("name", "variable", text),
-            Column("category", "category", text),
-            Column("role", "of the model", text),
-            Column("bytes", "bytes", integer),
+    common.check_ipu(report, args.ipu)
+    tiles = report.tiles(args.ipu)
+    tile = analysis.fullest(report, args.ipu) if args.tile is None else args.tile
+    if tile >= len(tiles):
+        raise common.CommandError(
+            f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0"
+            f" to {len(tiles) - 1}"
         )
-        return Page(
-            str(report.path),
-            (
-                Table("live", live, columns, most=common.top(args)),
-                say(
-                    f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
-                    f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
-                    f" {report.target.bytes_per_tile:,} are free."
-                ),
+    row = tiles.iloc[tile]
+    steps = report.program_steps(args.ipu)
+    step = int(row["peak_step"]) if args.step is None else args.step
+    if step >= len(steps):
+        raise common.CommandError(
+            f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0"
+            f" to {len(steps) - 1}"
+        )
+    live = report.live_variables(args.ipu, step, tile)
+    columns = (
+        Column("name", "variable", text),
+        Column("category", "category", text),
+        Column("role", "of the model", text),
+        Column("bytes", "bytes", integer),
+    )
+    return Page(
+        str(report.path),
+        (
+            Table("live", live, columns, most=common.top(args)),
+            say(
+                f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
+                f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
+                f" {report.target.bytes_per_tile:,} are free."
             ),
-        )
-
-    return common.each_profile(args, page)
+        ),
+    )

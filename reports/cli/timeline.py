@@ -31,44 +31,38 @@ EXAMPLES = """  ipu-report timeline demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
     common.add_drawing(parser)
     common.add_each(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.reports.tables import Column, Page, Table, integer, text
 
-    def page(report: Report) -> Page:
-        from ipuscope.reports.tables import Column, Page, Table, integer, text
-
-        common.check_not_imported(report)
-        common.check_iteration(report, args.which_run, args.iteration)
-        tasks = report.tasks(args.which_run, iteration=args.iteration)
-        cycles = report.pipeline_cycles(args.which_run, args.iteration)
-        phases = (
-            cycles.groupby("phase", sort=False)
-            .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
-            .reset_index()
-        )
-        columns = (
-            Column("phase", "phase", text),
-            Column("pipeline_cycles", "pipeline cycles", integer),
-            Column("cycles", "cycles", integer),
-        )
-        # First, for --csv: people see it as the drawing.
-        parts = (
-            Table("tasks", tasks, ()),
-            drawing(report, args, tasks, cycles),
-            Table("pipeline_cycles", cycles, ()),
-        )
-        marked = common.mark(report)
-        return Page(str(report.path), (*parts, *marked, Table("phases", phases, columns)))
-
-    return common.each_profile(args, page)
+    common.check_not_imported(report)
+    common.check_iteration(report, args.which_run, args.iteration)
+    tasks = report.tasks(args.which_run, iteration=args.iteration)
+    cycles = report.pipeline_cycles(args.which_run, args.iteration)
+    phases = (
+        cycles.groupby("phase", sort=False)
+        .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
+        .reset_index()
+    )
+    columns = (
+        Column("phase", "phase", text),
+        Column("pipeline_cycles", "pipeline cycles", integer),
+        Column("cycles", "cycles", integer),
+    )
+    # First, for --csv: people see it as the drawing.
+    parts = (
+        Table("tasks", tasks, ()),
+        drawing(report, args, tasks, cycles),
+        Table("pipeline_cycles", cycles, ()),
+    )
+    marked = common.mark(report)
+    return Page(str(report.path), (*parts, *marked, Table("phases", phases, columns)))
 
 
 def drawing(

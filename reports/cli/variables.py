@@ -19,11 +19,11 @@ EXAMPLES = """  ipu-report variables demo/training
   ipu-report variables --role stash demo/training      what pipelining keeps
   ipu-report variables --name conv --ipu 0 --csv demo/training > variables.csv
 """
+TOP = 20  # rows for people
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
     )
@@ -31,52 +31,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ..."
     )
-    common.add_top(parser, 20)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.reports.tables import Column, Page, Table, identity, integer, text
 
-    def page(report: Report) -> Page:
-        from ipuscope.reports.tables import Column, Page, Table, identity, integer, text
-
-        frame = common.filtered(report.variables, "name", args.name)
-        if args.ipu is not None:
-            common.check_ipu(report, args.ipu)
-            frame = frame[frame["ipu"] == args.ipu]
-        if args.role is not None:
-            roles = sorted(set(report.variables["role"]))
-            if args.role not in roles:
-                raise common.CommandError(
-                    f"{report.path}: nothing has the role {args.role!r}. There are:"
-                    f" {', '.join(roles)}"
-                )
-            frame = frame[frame["role"] == args.role]
-        if frame.empty:
+    frame = common.filtered(report.variables, "name", args.name)
+    if args.ipu is not None:
+        common.check_ipu(report, args.ipu)
+        frame = frame[frame["ipu"] == args.ipu]
+    if args.role is not None:
+        roles = sorted(set(report.variables["role"]))
+        if args.role not in roles:
             raise common.CommandError(
-                f"{report.path}: no such variable. It has {len(report.variables):,}"
+                f"{report.path}: nothing has the role {args.role!r}. There are: {', '.join(roles)}"
             )
-        frame = (
-            frame.sort_values("bytes", ascending=False, kind="stable")
-            .rename_axis("variable")
-            .reset_index()
+        frame = frame[frame["role"] == args.role]
+    if frame.empty:
+        raise common.CommandError(
+            f"{report.path}: no such variable. It has {len(report.variables):,}"
         )
-        life = [
-            "always" if always else f"{start:,}-{stop:,}"
-            for always, start, stop in zip(
-                frame["always_live"], frame["start"], frame["stop"], strict=True
-            )
-        ]
-        columns = (
-            Column("name", "variable", text),
-            Column("ipu", "IPU", identity),
-            Column("role", "role", text),
-            Column("dtype", "dtype", text),
-            Column("bytes", "bytes", integer),
-            Column("life", "steps", str),
+    frame = (
+        frame.sort_values("bytes", ascending=False, kind="stable")
+        .rename_axis("variable")
+        .reset_index()
+    )
+    life = [
+        "always" if always else f"{start:,}-{stop:,}"
+        for always, start, stop in zip(
+            frame["always_live"], frame["start"], frame["stop"], strict=True
         )
-        shown = frame.assign(life=life) if args.form == "text" else frame
-        return Page(str(report.path), (Table("variables", shown, columns, most=common.top(args)),))
-
-    return common.each_profile(args, page)
+    ]
+    columns = (
+        Column("name", "variable", text),
+        Column("ipu", "IPU", identity),
+        Column("role", "role", text),
+        Column("dtype", "dtype", text),
+        Column("bytes", "bytes", integer),
+        Column("life", "steps", str),
+    )
+    shown = frame.assign(life=life) if args.form == "text" else frame
+    return Page(str(report.path), (Table("variables", shown, columns, most=common.top(args)),))

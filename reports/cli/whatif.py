@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.predict.what_if import Assignment, Prediction
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
+    from ipuscope.reports.tables import Column, Page
 
 HELP = "what a given split would cost: cycles, speed, memory, legality"
 EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
@@ -37,7 +37,6 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
     parser.add_argument(
         "--assign",
         action="append",
@@ -53,17 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gradient accumulation (default: as profiled)",
     )
     whatif_schedules.add_arguments(parser)
-    common.add_form(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; the result is its exit code."""
-    illegal: list[bool] = []
-    code = common.each_profile(args, lambda report: _page(report, args, illegal))
-    return max(code, common.NOT_SO) if any(illegal) else code
-
-
-def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page:
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
     from dataclasses import replace
 
     import pandas as pd
@@ -101,7 +93,6 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         predictions = [(text, what_if(costs, assignment)) for text, assignment in asked]
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
-    illegal += [bool(prediction.problems) for _, prediction in predictions]
     summary = pd.DataFrame([_row(text, prediction, now) for text, prediction in predictions])
     stages = pd.concat(
         [stage_rows(costs, prediction).assign(split=text) for text, prediction in predictions]
@@ -112,22 +103,13 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("cycles", "cycles"),
         Column("change", "change", change),
         Column("pipeline_cycle", "pipeline\ncycle"),
-        Column("samples_per_second", "samples/s", per_second),
+        *((Column("samples_per_second", "samples/s", per_second),) if costs.samples else ()),
         Column("ipus", "IPUs", identity),
         Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("legal", "com-\npiles", words),
         Column("memory", "memory", sentence),
     )
-    shown = (
-        *((Column("split", "split", sentence),) if several else ()),
-        Column("stage", "stage", identity),
-        Column("ipu", "IPU", identity),
-        Column("blocks", "Blocks", words),
-        Column("forward", "forward"),
-        Column("backward", "backward"),
-        Column("cycles", "cycles"),
-        Column("fullest_tile", "extent\nKiB", kibibytes),
-    )
+    shown = (*((Column("split", "split", sentence),) if several else ()), *stage_columns())
     lines = [
         say(f"{text}: {problem}." if several else f"{units.sentence(problem)}.")
         for text, prediction in predictions
@@ -135,9 +117,11 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     ]
     if within := confidence.likely(report):
         lines.append(say(f"Cycles are {within}; two splits share most of that."))
+    lines += common.mark(report) if report.imported else ()
     return Page(
         str(report.path),
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
+        holds=not any(prediction.problems for _, prediction in predictions),
     )
 
 
@@ -149,7 +133,7 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
         "cycles": prediction.total,
         "change": prediction.total / now.total - 1 if now.total else 0.0,
         "pipeline_cycle": prediction.pipeline_cycle,
-        "samples_per_second": prediction.samples_per_second,
+        "samples_per_second": prediction.samples_per_second if prediction.costs.samples else None,
         "stages": len(prediction.assignment.starts),
         "ipus": len(prediction.fullest),
         "attached_ipus": prediction.attached,
@@ -159,6 +143,21 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
         "problems": "; ".join(prediction.problems),
         "notes": "; ".join(prediction.notes),
     }
+
+
+def stage_columns() -> tuple[Column, ...]:
+    """How `stage_rows` are printed."""
+    from ipuscope.reports.tables import Column, identity, kibibytes, text
+
+    return (
+        Column("stage", "stage", identity),
+        Column("ipu", "IPU", identity),
+        Column("blocks", "Blocks", text),
+        Column("forward", "forward"),
+        Column("backward", "backward"),
+        Column("cycles", "cycles"),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
+    )
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:

@@ -20,53 +20,43 @@ EXAMPLES = """  ipu-report why demo/training
   ipu-report why --top 0 --csv demo/training > path.csv   all entries
   ipu-report why --json demo/training | jq '.[0].waterfall'
 """
+TOP = 12  # rows for people
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `ipu-report why`."""
-    common.add_profiles(parser)
-    common.add_top(parser, 12)
-    common.add_form(parser)
+def page(report: Report, args: argparse.Namespace) -> Page:
+    """The page of a profile."""
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.analysis.critical_path import critical_path, waterfall
+    from ipuscope.profiler.analysis.waits import longest_waits
+    from ipuscope.profiler.file.records import PHASES
+    from ipuscope.profiler.units import cycles, percent
+    from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
 
-
-def run(args: argparse.Namespace) -> int:
-    """Print the page of each profile; the exit code."""
-
-    def page(report: Report) -> Page:
-        from ipuscope.profiler import analysis
-        from ipuscope.profiler.analysis.critical_path import critical_path, waterfall
-        from ipuscope.profiler.analysis.waits import longest_waits
-        from ipuscope.profiler.file.records import PHASES
-        from ipuscope.profiler.units import cycles, percent
-        from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
-
-        path = critical_path(report)
-        rows = longest_waits(report, path)
-        table, total = waterfall(path), int(path["cycles"].sum())
-        phases = [phase for phase in PHASES if phase in table.columns]
-        by_phase = Table(
-            "waterfall",
-            table,
-            (
-                Column("cause", "waits for", text),
-                *(Column(phase, phase, cycles) for phase in phases),
-                Column("cycles", "cycles"),
-                Column("share", "share", percent),
-            ),
-            title=f"{total:,} cycles {analysis.turn(report)}, by what it waits for",
-        )
-        longest = Table(
-            "path",
-            rows,
-            (
-                Column("share", "share", percent),
-                Column("cycles", "cycles"),
-                Column("ipu", "IPU", identity),
-                Column("what", "what it waits for", sentence),
-            ),
-            title="The longest waits",
-            most=common.top(args),
-        )
-        return Page(str(report.path), (longest, by_phase))
-
-    return common.each_profile(args, page)
+    path = critical_path(report)
+    rows = longest_waits(report, path)
+    table, total = waterfall(path), int(path["cycles"].sum())
+    phases = [phase for phase in PHASES if phase in table.columns]
+    by_phase = Table(
+        "waterfall",
+        table,
+        (
+            Column("cause", "waits for", text),
+            *(Column(phase, phase, cycles) for phase in phases),
+            Column("cycles", "cycles"),
+            Column("share", "share", percent),
+        ),
+        title=f"{total:,} cycles {analysis.turn(report)}, by what it waits for",
+    )
+    longest = Table(
+        "path",
+        rows,
+        (
+            Column("share", "share", percent),
+            Column("cycles", "cycles"),
+            Column("ipu", "IPU", identity),
+            Column("what", "what it waits for", sentence),
+        ),
+        title="The longest waits",
+        most=common.top(args),
+    )
+    return Page(str(report.path), (longest, by_phase))

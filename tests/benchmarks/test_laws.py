@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.laws import laws
@@ -25,7 +25,12 @@ def test_random_shapes_keep_the_laws(kind: str) -> None:
     about = KINDS[kind]
     extents = st.tuples(*map(st.integers, about.low, about.high))
 
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
+    )
     @given(extents, st.sampled_from((HALF, FLOAT)), st.integers(0, 1000))
     def hold(drawn: tuple[int, ...], dtype: str, seed: int) -> None:
         assert laws.check(Case(kind, drawn, dtype), MK2, seed) == []

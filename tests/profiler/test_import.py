@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.profiled_split import profiled_split
+from ipuscope.planner.search.split_search import Split, quickest
 from ipuscope.profiler import Report, analysis, open_report, pva
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.file import records
+from ipuscope.profiler.pva.import_blocks import Links, name_blocks
 from ipuscope.profiler.pva.import_profile import import_profile
 from ipuscope.reports.cli import COMMANDS, main
 from tests.synthetic import synthetic_profile
@@ -215,7 +221,7 @@ def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) 
 
 
 # what the vendor's model lacks is said by these; the others answer
-_REFUSE = ("insights", "advise", "rebalance", "whatif", "pipeline", "timeline")
+_REFUSE = ("insights", "advise", "pipeline", "timeline")
 
 
 def test_every_subcommand_answers_for_an_imported_profile_or_says_what_it_lacks(
@@ -231,3 +237,59 @@ def test_every_subcommand_answers_for_an_imported_profile_or_says_what_it_lacks(
         assert code == (1 if name in _REFUSE else 0), (name, said.err)
         assert ("not in this profile" in said.err) == (name in _REFUSE), name
         assert "0 micro-batches" not in said.out + said.err, name
+
+
+def split_of(report: Report) -> tuple[Costs, Split]:
+    costs = Costs.from_report(report)
+    return costs, quickest(costs)
+
+
+def test_an_imported_profile_proposes_the_split_of_its_original(demo: Path, tmp_path: Path) -> None:
+    own, other = through(demo / "training" / "profile.pop", tmp_path)
+    (costs, split), (again, proposed) = split_of(own), split_of(other)
+    assert again.names == costs.names
+    assert again.memory.saved_tensors.any() and again.memory.state.any()
+    assert proposed.prediction.assignment == split.prediction.assignment
+    assert proposed.prediction.total == split.prediction.total
+    measured = profiled_split(other).total * int(other.options["deviceIterations"])
+    assert measured == other.runs["cycles"].iloc[0]
+
+
+def test_blocks_that_nothing_states_are_found_by_module_paths(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_links = Links.of
+    monkeypatch.setattr(Links, "of", lambda fields: replace(own_links(fields), block=""))
+    own, other = through(demo / "training" / "profile.pop", tmp_path)
+    costs, again = Costs.from_report(own), Costs.from_report(other)
+    assert again.names == ("layer1", "layer2", "layer3", "layer4", "after layer4")  # the loss
+    assert again.stage.tolist() == [0, 1, 2, 3, 3]
+    for name in ("forward", "backward", "update"):
+        of_blocks = getattr(again.cycles, name)
+        assert [*of_blocks[:3], of_blocks[3:].sum()] == getattr(costs.cycles, name).tolist(), name
+    assert profiled_split(other).total == profiled_split(own).total
+
+
+def test_blocks_are_the_numbered_parts_of_module_paths() -> None:
+    def op(number: int, module: str, direction: str = "forward") -> records.Op:
+        return records.Op(
+            *(number, f"{module}/op", "", direction, -1, -1, 0, module, "", 0, -1, 0, 0, 0, "")
+        )
+
+    modules = ["embed", "encoder.layer.0.query", "", "encoder.layer.1.query", "pooler.dense"]
+    ops = [op(at, module) for at, module in enumerate(modules)]
+    ops.append(op(5, "", "backward"))
+    links = [Links(outputs=(f"t{at}",)) for at in range(5)]
+    links.append(Links(inputs=("gradient", "t3", "encoder.layer.1.query.weight")))
+    names = ["before encoder.layer.0", "encoder.layer.0", "encoder.layer.1"]
+    assert name_blocks(ops, links) == [*names, "after encoder.layer.1"]
+    assert [op.block for op in ops] == [0, 1, 1, 2, 3, 2]
+    assert name_blocks([op(0, "net.7.conv"), op(1, "head")], links) == []
+
+
+def test_rebalance_says_why_an_imported_profile_has_no_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_profile(by_hand(tiles=[]), "theirs.pop", tmp_path / "own.pop")
+    assert main(["rebalance", str(tmp_path / "own.pop")]) == 1
+    assert "no Blocks: debug.cbor states none" in capsys.readouterr().err

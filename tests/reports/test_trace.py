@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from collections import Counter
@@ -169,3 +170,73 @@ def test_speedscope_has_a_profile_an_ipu(report: Report, tmp_path: Path) -> None
         assert sum(profile["weights"]) == profile["endValue"] == length
         assert len(profile["weights"]) == len(profile["samples"])
         assert max(max(stack) for stack in profile["samples"]) < len(names)
+
+
+# google/pprof's profile.proto, as far as we write it: message, then (field, number, type)
+_PPROF = {
+    "Value": [("type", 1, "int64"), ("unit", 2, "int64")],
+    "Sample": [("location_id", 1, "*uint64"), ("value", 2, "*int64")],
+    "Line": [("function_id", 1, "uint64"), ("line", 2, "int64")],
+    "Location": [("id", 1, "uint64"), ("line", 4, "*Line")],
+    "Function": [("id", 1, "uint64"), ("name", 2, "int64"), ("filename", 4, "int64")],
+    "Profile": [
+        ("sample_type", 1, "*Value"),
+        ("sample", 2, "*Sample"),
+        ("location", 4, "*Location"),
+        ("function", 5, "*Function"),
+        ("string_table", 6, "*string"),
+    ],
+}
+
+
+def pprof(path: Path) -> Any:
+    """A pprof profile as protobuf reads it."""
+    pb = pytest.importorskip("google.protobuf.descriptor_pb2")
+    from google.protobuf import descriptor_pool, message_factory
+
+    file = pb.FileDescriptorProto(name="profile.proto", package="p", syntax="proto3")
+    for name, fields in _PPROF.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind in fields:
+            one = message.field.add(name=field, number=number, label=3 if kind[0] == "*" else 1)
+            kind = kind.lstrip("*")
+            one.type = {"int64": 3, "uint64": 4, "string": 9}.get(kind, 11)
+            if kind[0].isupper():
+                one.type_name = f".p.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    profile = message_factory.GetMessageClass(pool.FindMessageTypeByName("p.Profile"))()
+    profile.ParseFromString(gzip.decompress(path.read_bytes()))
+    return profile
+
+
+@pytest.mark.parametrize("by", ["module", "source"])
+def test_pprof_has_the_cycles_and_bytes_of_each_stack(
+    report: Report, tmp_path: Path, by: str
+) -> None:
+    path = tmp_path / "demo.pb.gz"
+    assert main(["export", str(report.path), "--by", by, "-o", str(path)]) == 0
+    profile = pprof(path)
+    text, functions = profile.string_table, {one.id: one for one in profile.function}
+    assert text[0] == ""
+    units = [(text[one.type], text[one.unit]) for one in profile.sample_type]
+    assert units == [("cycles", "count"), ("bytes", "bytes")]
+    name_of = {one.id: text[functions[one.line[0].function_id].name] for one in profile.location}
+    stacks = [[name_of[id] for id in reversed(one.location_id)] for one in profile.sample]
+    length = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+    for ipu in range(4):
+        of_ipu = [
+            one.value
+            for stack, one in zip(stacks, profile.sample, strict=True)
+            if stack[0] == f"IPU {ipu}"
+        ]
+        assert sum(cycles for cycles, _ in of_ipu) == length
+    made = source.bytes_at_peak(report)
+    assert sum(one.value[1] for one in profile.sample) == made[made.index >= 0].sum() > 0
+    if by == "source":
+        lines = {
+            (text[functions[one.line[0].function_id].filename], one.line[0].line)
+            for one in profile.location
+        }
+        where = report.ops[["file", "line"]].drop_duplicates()
+        assert {tuple(row) for row in where.to_numpy().tolist() if row[0]} <= lines

@@ -16,7 +16,9 @@ from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
+from ipuscope.profiler.analysis.pace import IMPORTED
 from ipuscope.profiler.provenance import Provenance
+from ipuscope.profiler.report import number
 from ipuscope.profiler.units import count as counted
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import memory as memory_figures
@@ -253,6 +255,8 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _advised(report: Report, may_change: bool) -> Advised:
     """The advisor's proposals; ``may_change``: an update may have more samples."""
+    if report.imported:
+        raise ValueError("flops and data types, which other levers need, are not in this profile")
     most = anything(basis_of(report)).samples if may_change else 0
     return advise(report, Allowed(samples=most))
 
@@ -308,7 +312,8 @@ def _best(costs: Costs, count: int) -> tuple[Split, str]:
 def _numbers(
     report: Report, costs: Costs, now: Prediction, wanted: Prediction, clock: Clock
 ) -> Any:
-    measured = analysis.pace(report)
+    turns = number(report.options, "deviceIterations", 1) if report.imported else 1
+    measured = int(analysis.pace(report).cycles / max(1, turns))
 
     def length(cycles: float) -> str:
         return clock.short(cycles) + (" cycles" if clock.unit == "cycles" else "")
@@ -320,7 +325,11 @@ def _numbers(
     rows: list[tuple[Any, ...]] = [
         (turn, *(one.total for one in both), length, -1),
         (pace, *(one.pipeline_cycle for one in both), length, -1),
-        (rate, *(one.samples_per_second for one in both), per_second, 1),
+        *(
+            [(rate, *(one.samples_per_second for one in both), per_second, 1)]
+            if costs.samples
+            else []
+        ),
         (slowest, *(_paces(costs, one) for one in both), length, -1),
         ("largest extent of a tile", *(max(one.fullest) for one in both), units.size, -1),
     ]
@@ -335,11 +344,13 @@ def _numbers(
     parts += [common.message(words) for words in wanted.notes]
     if within := confidence.likely(report):
         parts.append(common.message(f"Cycles are {within}; two splits share most of that."))
-    if measured.cycles and wanted.assignment == now.assignment:
-        off = now.total / measured.cycles - 1
+    if report.imported:
+        parts.append(common.message(IMPORTED))
+    if measured and wanted.assignment == now.assignment:
+        off = now.total / measured - 1
         parts.append(
             common.message(
-                f"This is the split that was profiled: {measured.cycles:,} cycles; {_off(off)}."
+                f"This is the split that was profiled: {measured:,} cycles; {_off(off)}."
             )
         )
     return parts
