@@ -343,7 +343,7 @@ def _relief(view: View) -> list[Any]:
     every, way = view.profiles.made(view.report, "relief", made)
     reliefs = every[:_MOST_RELIEFS]
     if not reliefs:
-        return []
+        return [html.P(way)] if way else []
     rows = [
         html.Li(
             [dcc.Link(sentence(one.title), href=one.where), _relieved(one), html.Code(one.command)]

@@ -12,30 +12,56 @@ from __future__ import annotations
 import argparse
 import errno
 import io
-import keyword
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any, NoReturn
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
-from ipuscope.reports.cli import common
+from ipuscope.reports.cli import (
+    advise,
+    common,
+    compare,
+    completion,
+    doctor,
+    export,
+    html,
+    import_,
+    insights,
+    liveness,
+    memory,
+    ops,
+    pipeline,
+    pod,
+    program,
+    query,
+    rebalance,
+    runs,
+    source,
+    stages,
+    summary,
+    tile,
+    timeline,
+    variables,
+    view,
+    whatif,
+    why,
+)
 from ipuscope.reports.cli.common import CommandError, first_steps, one_line
 from ipuscope.words import Parser
 
 # In the order of --help: what newcomers need comes first. A module has a `page` for each profile or
 # a `run` of its own.
-_NAMES = (
-    *("summary", "insights", "advise", "why", "stages", "timeline", "pipeline", "pod", "memory"),
-    *("tile", "liveness", "ops", "source", "program", "variables", "rebalance", "whatif"),
-    *("compare", "runs", "query", "doctor", "html", "export", "import", "view", "completion"),
+# fmt: off
+_MODULES = (
+    summary, insights, advise, why, stages, timeline, pipeline, pod, memory, tile, liveness,
+    ops, source, program, variables, rebalance, whatif, compare, runs, query, doctor, html,
+    export, import_, view, completion,
 )
-COMMANDS = {
-    name: import_module(f"{__name__}.{name}{'_' * keyword.iskeyword(name)}") for name in _NAMES
-}
+# fmt: on
+COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
 
