@@ -10,13 +10,9 @@ from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.wrapped_model import is_wrapped
 
 __all__ = [
-    "PoplarExecutor",
-    "isDispatchTracing",
-    "isWrapped",
-    "rewrapModelIfNecessary",
-    "unwrapIfWrapped",
-    "unwrapModelIfNecessary",
-]
+    "PoplarExecutor", "isDispatchTracing", "isWrapped", "rewrapModelIfNecessary",
+    "unwrapIfWrapped", "unwrapModelIfNecessary",
+]  # fmt: skip
 
 
 def isDispatchTracing() -> bool:

@@ -33,19 +33,10 @@ OPTIONS_VARIABLE = "PVTI_OPTIONS"
 MOST_EVENTS = 1_000_000  # of a process; later ones are dropped
 
 __all__ = [
-    "Channel",
-    "Graph",
-    "HeatmapDouble",
-    "HeatmapInt",
-    "Series",
-    "Tracepoint",
-    "checkTraceChannel",
-    "createTraceChannel",
-    "disableTraceChannels",
-    "enableTraceChannels",
-    "instrument",
-    "instrument_fn",
-]
+    "Channel", "Graph", "HeatmapDouble", "HeatmapInt", "Series", "Tracepoint",
+    "checkTraceChannel", "createTraceChannel", "disableTraceChannels", "enableTraceChannels",
+    "instrument", "instrument_fn",
+]  # fmt: skip
 
 
 class Channel:

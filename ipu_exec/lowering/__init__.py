@@ -46,19 +46,9 @@ from ipu_exec.lowering.vertices import vertex_info
 from ipu_exec.machine import Machine
 
 __all__ = [
-    "Builder",
-    "OperatorInfo",
-    "describe",
-    "generic",
-    "info",
-    "is_view",
-    "linear_layout",
-    "lower",
-    "lowering",
-    "popart_name",
-    "registered",
-    "vertex_info",
-]
+    "Builder", "OperatorInfo", "describe", "generic", "info", "is_view", "linear_layout",
+    "lower", "lowering", "popart_name", "registered", "vertex_info",
+]  # fmt: skip
 
 
 def lower(spec: OpSpec, machine: Machine) -> Plan:

@@ -11,14 +11,6 @@ from ipuscope.planner.mappings.plan_file import PlanError, load, save
 from ipuscope.planner.mappings.question import Question
 
 __all__ = [
-    "Candidate",
-    "Key",
-    "Mapping",
-    "Obtained",
-    "Plan",
-    "PlanError",
-    "Question",
-    "StagePlan",
-    "load",
-    "save",
-]
+    "Candidate", "Key", "Mapping", "Obtained", "Plan", "PlanError", "Question", "StagePlan",
+    "load", "save",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Repeated things compared: equal Blocks, stages, source lines and micro-batches.
+"""Repeated things compared: equal Blocks, stages, modules, source lines and micro-batches.
 
 What is built alike should take alike; where it does not, the steps in which most of the difference
 is say why.
@@ -19,7 +19,7 @@ from ipuscope.profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-BY = ("block", "stage", "line", "micro-batch")
+BY = ("block", "stage", "module", "line", "micro-batch")
 _NEAR = 0.001  # of the median: what differs less takes the same
 
 
@@ -88,7 +88,7 @@ def regions(report: Report, by: str) -> Regions:
 
 
 def _of_steps(report: Report, by: str) -> list[tuple[Any, ...]]:
-    """Blocks, stages or lines by what their steps take in a device iteration."""
+    """Blocks, stages, modules or lines by what their steps take in a device iteration."""
     steps, like = cycles_by_step(report), equal_blocks(report)
     ops = report.ops
     block = ops["block_name"].reindex(steps["op"]).fillna("").reset_index(drop=True)
@@ -97,6 +97,9 @@ def _of_steps(report: Report, by: str) -> list[tuple[Any, ...]]:
         names = report.blocks["name"].map(lambda name: like.get(name, name))
         built = names.groupby(report.blocks["stage"]).agg(" + ".join)
         group, thing = steps["stage"].map(built), "stage " + steps["stage"].astype(str)
+    elif by == "module":  # alike but for the numbers in their paths
+        thing = ops["module"].reindex(steps["op"]).fillna("").reset_index(drop=True)
+        group = thing.str.replace(r"\d+", "*", regex=True).where(thing.str.contains(r"\d"))
     elif by == "line":
         place = ops["file"].str.replace(r".*[/\\]", "", regex=True) + ":" + ops["line"].astype(str)
         place = place.where(ops["file"] != "", None).reindex(steps["op"]).reset_index(drop=True)

@@ -133,9 +133,10 @@ def recomputed(steps: Iterable[records.Step], ops: Sequence[records.Op]) -> set[
 
 def purpose_of(name: str, otherwise: Purpose) -> Purpose:
     """That of a step that puts a tensor into its stash or takes it out, by the step's name."""
-    if name.endswith("/stash") or "Stashed___" in name:
+    name = name.lower()
+    if name.endswith("/stash") or "stashed___" in name:
         return Purpose.STASH
-    return Purpose.RESTORE if name.endswith("/restore") or "Restored___" in name else otherwise
+    return Purpose.RESTORE if name.endswith("/restore") or "restored___" in name else otherwise
 
 
 def stages_of(ops: Sequence[records.Op], steps: Sequence[records.Step], blocks: int) -> np.ndarray:

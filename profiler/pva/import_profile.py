@@ -167,18 +167,9 @@ class _Import:
             blocks = import_blocks.block_rows(names, self.where, self.ops, variables, tensors)
         else:
             self.met.missing["Blocks: neither stated nor numbered in module paths"] += 1
-        yield [self.target]
-        yield list(self._options())
-        yield import_blocks.stage_rows(self._stage_ipus, spent, blocks, variables, self.training)
-        yield blocks
-        yield list(self.ops)
-        yield bodies
-        yield tree
-        yield sets
-        yield steps
-        yield variables
-        yield uses
-        yield traces
+        stages = import_blocks.stage_rows(self._stage_ipus, spent, blocks, variables, self.training)
+        yield from ([self.target], [*self._options()], stages, blocks, self.ops, bodies)
+        yield from (tree, sets, steps, variables, uses, traces)
 
     def _target(self) -> records.Target:
         target = self._of(self._of(self.report, "compilation", None), "target", None)
@@ -226,7 +217,10 @@ class _Import:
         for run in self.runs:
             parts = []
             for step in self._of(run, "steps", ()):
-                key, joint = self._key(step.program), _external(step.program)
+                key, joint = (
+                    self._key(step.program),
+                    _purpose(step.program) == Purpose.EXTERNAL_SYNC,
+                )
                 own = [
                     (ipu, int(one.activeCycles.cyclesFrom.max), int(one.cycles))
                     for ipu, one in enumerate(list(step.ipus)[: self.ipus])
@@ -658,25 +652,18 @@ def _type(kind: str) -> str:
     return records.SYNC if kind.startswith(("Sync", "Sans")) else records.ON_TILE_EXECUTE
 
 
-def _external(program: Any) -> bool:
-    """Whether a program is a sync of IPUs."""
-    kind = str(getattr(getattr(program, "type", None), "name", ""))
-    return _type(kind) == records.SYNC and "external" in str(getattr(program, "name", "")).lower()
-
-
 def _purpose(program: Any) -> Purpose:
     """The purpose that a program's type and name tell."""
     kind = str(getattr(getattr(program, "type", None), "name", ""))
-    if _external(program):
+    name = str(getattr(program, "name", "")).lower()
+    if _type(kind) == records.SYNC and "external" in name:
         return Purpose.EXTERNAL_SYNC
     if kind.startswith("StreamCopy"):
-        name = program.name.lower()
         if _REMOTE.search(name):
             return Purpose.REMOTE_STORE if "store" in name else Purpose.REMOTE_LOAD
         return Purpose.STREAM_OUT if "tohost" in name else Purpose.STREAM_IN
-    if kind == records.GLOBAL_EXCHANGE:
-        return Purpose.COPY
-    return import_blocks.purpose_of(str(getattr(program, "name", "")), Purpose.OPERATOR)
+    copies = kind == records.GLOBAL_EXCHANGE
+    return Purpose.COPY if copies else import_blocks.purpose_of(name, Purpose.OPERATOR)
 
 
 def _fields(context: Any) -> dict[str, Any]:

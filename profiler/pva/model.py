@@ -72,16 +72,12 @@ class Model:
             )
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
-    def over_device_array(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> np.ndarray:
+    def over_device(self, by_ipu: dict[int, np.ndarray]) -> list[int]:
         """Values over the tiles of modelled IPUs, expanded to all tiles of all replicas."""
-        one = np.zeros((self.ipus, self.tiles), dtype=dtype)
+        one = np.zeros((self.ipus, self.tiles), dtype=np.int64)
         for ipu, values in by_ipu.items():
             one[ipu] = values
-        return np.tile(one.ravel(), self.target.num_ipus // self.ipus)
-
-    def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """The same as `over_device_array`, as a list."""
-        return self.over_device_array(by_ipu, dtype).tolist()
+        return np.tile(one.ravel(), self.target.num_ipus // self.ipus).tolist()
 
     # -- program ---
 

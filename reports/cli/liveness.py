@@ -24,7 +24,7 @@ TOP = 10  # rows for people
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
+    common.add_ipu(parser, 0)
 
 
 def page(report: Report, args: argparse.Namespace) -> Page:

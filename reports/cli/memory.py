@@ -29,9 +29,7 @@ TOP = 20  # rows for people
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
-    )
+    common.add_ipu(parser)
     parser.add_argument(
         "--by",
         choices=("ipu", "category", "tile"),

@@ -41,7 +41,13 @@ _SORT = {"total": "total_cycles", "cycles": "cycles", "flops": "flops", "name": 
 DIRECTIONS = ("forward", "backward", "update")
 
 
-_ALIKE = ("block", "stage", "line", "micro-batch")  # of ipuscope.profiler.analysis.regions
+_ALIKE = (
+    "block",
+    "stage",
+    "module",
+    "line",
+    "micro-batch",
+)  # of ipuscope.profiler.analysis.regions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

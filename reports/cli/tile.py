@@ -21,7 +21,7 @@ TOP = 20  # rows for people
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
+    common.add_ipu(parser, 0)
     parser.add_argument(
         "--tile", type=common.count, metavar="N", help="tile (default: the fullest)"
     )

@@ -24,9 +24,7 @@ TOP = 20  # rows for people
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
-    )
+    common.add_ipu(parser)
     parser.add_argument("--name", metavar="WORDS", help="only variables whose name contains this")
     parser.add_argument(
         "--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ..."

@@ -16,20 +16,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Clock",
-    "as_array",
-    "count",
-    "cycles",
-    "ends_of",
-    "minus",
-    "percent",
-    "plain",
-    "rows_of",
-    "seconds",
-    "shortened",
-    "size",
-    "text_of",
-]
+    "Clock", "as_array", "count", "cycles", "ends_of", "minus", "percent", "plain", "rows_of",
+    "seconds", "shortened", "size", "text_of",
+]  # fmt: skip
 
 
 def plain(words: object) -> str:

@@ -49,10 +49,11 @@ _ORDERS = (
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
 _ROOFLINE = "roofline"
+_ALIKE = ("Blocks alike", "stages alike", "modules alike", "lines alike", "micro-batches")
 _FORMS = (
     ("flame", "flame graph"),
     (_ROOFLINE, "roofline"),
-    *zip(regions.BY, ("Blocks alike", "stages alike", "lines alike", "micro-batches"), strict=True),
+    *zip(regions.BY, _ALIKE, strict=True),
 )
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (

@@ -326,11 +326,7 @@ def _numbers(
     rows: list[tuple[Any, ...]] = [
         (turn, *(one.total for one in both), length, -1),
         (pace, *(one.pipeline_cycle for one in both), length, -1),
-        *(
-            [(rate, *(one.samples_per_second for one in both), per_second, 1)]
-            if costs.samples
-            else []
-        ),
+        *([(rate, *(one.samples_per_second for one in both), per_second, 1)] * bool(costs.samples)),
         (slowest, *(_paces(costs, one) for one in both), length, -1),
         ("largest extent of a tile", *(max(one.fullest) for one in both), units.size, -1),
     ]

@@ -33,13 +33,15 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     names = [f"layer{at}" for at in range(4)]
     monkeypatch.setattr(of, "cycles_by_step", lambda report: steps)
     monkeypatch.setattr(of, "equal_blocks", lambda report: dict.fromkeys(names, "layer0"))
-    ops = pd.DataFrame({"block_name": names, "file": "/home/me/bert.py", "line": 12})
+    ops = pd.DataFrame(
+        {"block_name": names, "file": "/home/me/bert.py", "line": 12, "module": names}
+    )
     blocks = pd.DataFrame({"name": names, "stage": range(4)})
     return SimpleNamespace(ops=ops, blocks=blocks, runs=[0])
 
 
 def test_a_slow_block_is_said_with_the_step_that_makes_it_slow(layers: Any) -> None:
-    for by in ("block", "line"):
+    for by in ("block", "line", "module"):
         found = regions(layers, by)
         assert found.groups[["count", "least", "median", "most"]].values.tolist() == [
             [4, 150, 150.0, 170]
