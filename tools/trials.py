@@ -37,9 +37,7 @@ def main() -> None:
     """Run one trial."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trial", choices=("viewer", "compiles", "flips"))
-    parser.add_argument(
-        "profile", nargs="?", type=Path, help="a profile.pop, or to follow a folder"
-    )
+    parser.add_argument("profile", nargs="?", type=Path, help="a profile.pop, or a folder")
     parser.add_argument("--seconds", type=float, default=120)
     args = parser.parse_args()
     if args.trial == "compiles":
