@@ -126,7 +126,6 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
             " to its first model twice)"
         ),
     )
-    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # the former name
     parser.add_argument(
         "--compile-only",
         action="store_true",
@@ -173,11 +172,6 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with 2 if options cannot be combined."""
     if args.script is None and not args.module:
         parser.error("say what to run: a script, or -m and a module")
-    if args.ipus is not None:
-        parser.error(
-            "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
-            f" {args.ipus} for a count (and ipu-report rebalance --stage-ipus 0,1,2,0)"
-        )
     if args.num_ipus is not None and args.placement is not None:
         parser.error(
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"

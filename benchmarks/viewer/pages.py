@@ -18,7 +18,7 @@ from pathlib import Path
 
 TITLE = "## Real models: what the server takes for each page"
 WANTED = 1.5  # times what the demo takes
-_ROUNDS = 4  # all profiles in turn
+_ROUNDS = 2  # all profiles in turn
 _SHORT = 0.02  # seconds: what is quicker than a frame or two is as quick as the demo
 Times = dict[str, tuple[float, int]]  # "page: callback" -> CPU seconds, bytes of the answer
 

@@ -19,8 +19,8 @@ from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
-from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
+from ipuscope.planner.search.what_fits import too_large
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.units import count, size
@@ -74,16 +74,7 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
     return sorted(reliefs, key=lambda one: -one.freed)
 
 
-@dataclass(frozen=True)
-class Fewest:
-    """The smallest combination of levers with which every IPU fits: words, and one command."""
-
-    levers: Levers
-    title: str
-    command: str
-
-
-def fewest_changes(basis: Basis, ipus: int = 0) -> Fewest | None:
+def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
     """The smallest combination of levers with which every IPU fits; None if none of up to three.
 
     By the profile's costs: a compile decides. ``ipus``: onto so many, with the quickest split of
@@ -104,7 +95,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Fewest | None:
                 fitting.append((levers.half, *found, levers))
         if fitting:
             _, _, split, levers = min(fitting, key=lambda one: one[:2])
-            return _as_one(basis, levers, split)
+            return replace(levers, split=split)
     return None
 
 
@@ -121,9 +112,12 @@ def way_to_fit(
     if one is not None:
         how = "Predicted to fit with the fewest changes"
         if compiled is not None:
-            no = "" if compiled(one.levers) else ", and compiled does not"
+            no = "" if compiled(one) else ", and compiled does not"
             how = f"{how}{no}" if no else "It fits, compiled with the fewest changes"
-        return f"{how}: {one.title}. This compiles them: {one.command}"
+        made = Provenance.of(basis.report)
+        number = len(set(one.split.ipus)) if one.split is not None else made.num_ipus
+        command = command_line(made, argument(one), number)
+        return f"{how}: {title(basis, one)}. This compiles them: {command}"
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
     words = f"No combination of up to three levers is predicted to fit{where}."
     if any(one.of_code for one in basis.memory_with(Levers())):
@@ -172,16 +166,6 @@ def _that_fits_with(
     if not fits or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
-
-
-def _as_one(basis: Basis, levers: Levers, split: Assignment | None) -> Fewest:
-    """A combination, with the command that compiles the script with it."""
-    made = Provenance.of(basis.report)
-    number = len(set(split.ipus)) if split is not None else made.num_ipus
-    command = command_line(made, argument(levers), number)
-    what = [title(basis, levers)] if levers.pulled else []
-    what += ["the quickest split"] if split is not None else []
-    return Fewest(replace(levers, split=split), " and ".join(what), command)
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:

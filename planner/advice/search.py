@@ -27,8 +27,8 @@ from ipuscope.planner.levers.registry import (
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.planner.search.split_search import quickest
-from ipuscope.planner.search.tied_weights import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 

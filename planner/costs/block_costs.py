@@ -15,7 +15,7 @@ from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.stash_costs import StashCosts
-from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.lazy import cached_property
 
 Index = int | np.ndarray

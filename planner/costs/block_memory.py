@@ -16,8 +16,7 @@ from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.pass_memory import PassMemory, Touched, memory_of_passes
 from ipuscope.planner.costs.passes import Pass, Passes, touches
 from ipuscope.planner.costs.profile_columns import Steps, Variables, rows_of
-from ipuscope.planner.costs.shared_weights import SharedWeight, copies_of_ties
-from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.planner.costs.tied_weights import SharedWeight, TiedGradients, copies_of_ties
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property

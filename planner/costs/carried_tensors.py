@@ -14,7 +14,7 @@ import numpy as np
 
 from ipuscope.planner.costs.cuts import Shared, Ties
 from ipuscope.planner.costs.profile_columns import Variables, rows_of
-from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.lazy import cached_property
 

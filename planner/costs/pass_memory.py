@@ -12,8 +12,7 @@ import numpy as np
 
 from ipuscope.planner.costs.passes import Pass, Passes
 from ipuscope.planner.costs.profile_columns import Steps, Variables, rows_of
-from ipuscope.planner.costs.shared_weights import SharedWeight
-from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.planner.costs.tied_weights import SharedWeight, TiedGradients
 from ipuscope.profiler.timeline import liveness
 
 _Peak = tuple[np.ndarray, np.ndarray]  # all that is live, and region 1 alone: int64[tile]

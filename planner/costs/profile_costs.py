@@ -16,9 +16,8 @@ from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_columns import Variables, sum_by
-from ipuscope.planner.costs.shared_weights import copies_of_ties
 from ipuscope.planner.costs.stash_costs import StashCosts
-from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.planner.costs.tied_weights import TiedGradients, copies_of_ties
 from ipuscope.planner.costs.tile_memory import residuals
 from ipuscope.profiler import calibration
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose

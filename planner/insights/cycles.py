@@ -17,8 +17,8 @@ from ipuscope.planner.levers.script_lines import stages_line
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
+from ipuscope.planner.search.returning_stages import with_reader_home
 from ipuscope.planner.search.split_search import quickest
-from ipuscope.planner.search.tied_weights import with_reader_home
 from ipuscope.profiler import analysis, units
 from ipuscope.profiler.enums import Direction, PipelinePhase
 from ipuscope.profiler.report import Report

@@ -30,9 +30,9 @@ from ipuscope.planner.mappings.priced import (
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
-from ipuscope.planner.search.near_fits import or_close, quicker_if_it_fits
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
+from ipuscope.planner.search.what_fits import or_close, quicker_if_it_fits
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile

@@ -17,9 +17,9 @@ from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of,
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import Verdict
 from ipuscope.planner.predict.what_if import memory_of
-from ipuscope.planner.search.fewest_ipus import too_large
 from ipuscope.planner.search.refusal import nearest
 from ipuscope.planner.search.split_search import best_split
+from ipuscope.planner.search.what_fits import too_large
 from ipuscope.profiler.units import count, per_second
 
 _KIB = 1024

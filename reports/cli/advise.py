@@ -14,6 +14,8 @@ import argparse
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,6 @@ from ipuscope.reports.cli import common
 if TYPE_CHECKING:
     from ipuscope.planner.advice import Advice, Advised, Allowed, Basis, Levers
     from ipuscope.profiler import Report
-    from ipuscope.reports.checks import Outcome, Script
     from ipuscope.reports.tables import Lines, Page, Table
 
 _CHANGES = ("half", "samples")  # of the training, that --allow takes
@@ -122,7 +123,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     if args.check is None:
         lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))
-    outcomes = _checked(report, args, basis, advices)
+    outcomes = _checked(args, basis, advices)
     errors = [say(words) for words in _errors(advices, outcomes)]
     verdict = [say(words) for words in _verdict(args, basis, advised, advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *verdict, *_tune(report))
@@ -132,25 +133,57 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
 
 def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:
     """What would make it fit: compiled, with --check, else predicted."""
-    from ipuscope.planner.advice import predicted, way_to_fit
+    from ipuscope.planner.advice import way_to_fit
 
     if args.check is None:
         return way_to_fit(report)
 
     def fits(levers: Levers) -> bool:
         with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
-            script = _script(report, args, args.output or Path(scratch))
-            return _compiled(script, "fewest", predicted(basis, levers), basis).fits
+            folder = (args.output or Path(scratch)) / "fewest"
+            return compiled(args.check, folder, levers, basis).fits
 
     return way_to_fit(report, compiled=fits)
 
 
-def _script(report: Report, args: argparse.Namespace, folder: Path) -> Script:
-    """The script of --check; its profiles go below the folder."""
-    from ipuscope.reports.checks import Script
+@dataclass(frozen=True)
+class Outcome:
+    """A compile's samples a second, bytes of the fullest tile, and whether it fits, or its error.
 
-    path, *arguments = args.check
-    return Script(path, arguments, folder, str(report.meta["kind"]))
+    ``error`` is one line.
+    """
+
+    samples_per_second: float
+    fullest: int
+    fits: bool
+    error: str = ""
+
+
+def compiled(script: Sequence[str], folder: Path, levers: Levers, basis: Basis) -> Outcome:
+    """The outcome of a compile with the profile's settings and the levers, into the folder.
+
+    ``script``: its path and arguments.
+    """
+    from ipuscope.planner.levers.compile_again import compile_again
+    from ipuscope.planner.levers.registry import argument
+    from ipuscope.planner.predict.what_if import placement_file
+    from ipuscope.profiler import analysis, open_report
+    from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
+    from ipuscope.profiler.enums import OUT_OF_MEMORY
+    from ipuscope.profiler.provenance import Provenance
+
+    stages, made = None, Provenance.of(basis.report)
+    if levers.split is not None:
+        assignment = basis.assignment_with(levers)
+        stages = placement_file(basis.costs_with(levers), assignment, sets_accumulation=False)
+    kind = str(basis.report.meta["kind"])
+    profile, why = compile_again(script, folder, made, kind, argument(levers), stages)
+    if profile is None:
+        return Outcome(0.0, 0, False, why)
+    with open_report(profile) as report:
+        fits = report.meta["state"] != OUT_OF_MEMORY
+        rate = analysis.pace(report).samples_per_second if fits else 0.0
+        return Outcome(rate, int(largest_extents(report).max()), fits)
 
 
 def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
@@ -228,27 +261,22 @@ def _now(basis: Basis, advised: Advised) -> str:
     )
 
 
-def _checked(
-    report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
-) -> list[Outcome]:
+def _checked(args: argparse.Namespace, basis: Basis, advices: list[Advice]) -> list[Outcome]:
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
-        script = _script(report, args, args.output or Path(scratch))
-        return [
-            _compiled(script, _folder(number), one, basis) for number, one in enumerate(advices, 1)
-        ]
+        for number, one in enumerate(advices, 1):
+            folder = (args.output or Path(scratch)) / _folder(number)
+            outcomes.append(compiled(args.check, folder, one.levers, basis))
+            if sys.stderr.isatty():
+                rate = f"{_per_second(outcomes[-1].samples_per_second)} samples a second"
+                came = outcomes[-1].error or rate
+                print(common.one_line(f"{one.title}: {came}"), file=sys.stderr)
+    return outcomes
 
 
 def _folder(number: int) -> str:
     """The subfolder of --output for the compile of a piece of advice."""
     return f"{_ADVICE}{number}"
-
-
-def _compiled(script: Script, name: str, advice: Advice, basis: Basis) -> Outcome:
-    outcome = script.compiled(name, advice.levers, basis)
-    if sys.stderr.isatty():
-        came = outcome.error or f"{_per_second(outcome.samples_per_second)} samples a second"
-        print(common.one_line(f"{advice.title}: {came}"), file=sys.stderr)
-    return outcome
 
 
 def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Table:

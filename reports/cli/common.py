@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ipuscope.waiting import PATIENCE as PATIENCE
 from ipuscope.waiting import waiting as waiting
@@ -160,20 +160,9 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.set_defaults(top_for_people=default)
 
 
-class _Renamed(argparse.Action):
-    """An option under its old name; using it ends the command with the new name."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.error(
-            "--ipus meant a list here and a count in ipu-run: say --stage-ipus 0,1,2,0 for the IPU"
-            " of each stage, --stages N for a count (and ipu-run --num-ipus N)"
-        )
-
-
 def add_stage_ipus(parser: argparse.ArgumentParser, help: str) -> None:
     """--stage-ipus: a list, an IPU a stage."""
     parser.add_argument("--stage-ipus", metavar="N,N,...", help=help)
-    parser.add_argument("--ipus", action=_Renamed, help=argparse.SUPPRESS)
 
 
 def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:

@@ -175,8 +175,8 @@ def best(
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
     """The split requested by the options."""
-    from ipuscope.planner.search.fewest_ipus import fewest_ipus
     from ipuscope.planner.search.split_search import best_split
+    from ipuscope.planner.search.what_fits import fewest_ipus
 
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
@@ -199,8 +199,8 @@ def _wanted_or_nearest(
     If none can fit, the ValueError says what comes nearest and what would help.
     """
     from ipuscope.planner.advice.relief import way_to_fit
-    from ipuscope.planner.search.near_fits import or_close
     from ipuscope.planner.search.refusal import nearest_in_words
+    from ipuscope.planner.search.what_fits import or_close
 
     try:
         return or_close(costs, lambda on_tiles: _wanted(on_tiles, args, choices))
@@ -260,7 +260,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
-    from ipuscope.planner.search.near_fits import quicker_if_it_fits
+    from ipuscope.planner.search.what_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
     from ipuscope.reports.cli.whatif import stage_columns, stage_rows
     from ipuscope.reports.tables import Column, Fact, Facts, Page, Table, say, sentence

@@ -68,7 +68,7 @@ def options() -> dict[str, argparse.Action]:
     return {
         one.dest: one
         for one in run_parser()._actions
-        if one.option_strings and one.dest not in ("help", "version", "ipus", "module")
+        if one.option_strings and one.dest not in ("help", "version", "module")
     }
 
 

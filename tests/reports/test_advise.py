@@ -17,8 +17,7 @@ from ipuscope.planner.advice import Advised, Basis, Levers, predicted
 from ipuscope.planner.levers.script_lines import LINE, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
-from ipuscope.reports import checks
-from ipuscope.reports.cli import main
+from ipuscope.reports.cli import advise, main
 from tests.ipu_exec.test_levers import GPT
 from tests.ipu_exec.test_run import ipu_run
 
@@ -66,10 +65,6 @@ def test_check_compiles_the_script_with_each_advice(
     assert (tmp_path / "advice1" / "training" / "profile.pop").is_file()
 
 
-def outcome(rate: float, path: Path | None = None) -> checks.Outcome:
-    return checks.Outcome(rate, 1000, bool(rate), "", path)
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_fastest_is_said_with_its_split(
     kept: bool,
@@ -84,7 +79,7 @@ def test_the_fastest_is_said_with_its_split(
         fastest = predicted(basis, Levers(outputs="loss", split=basis.present), 1.0)
         advised = Advised(predicted(basis, Levers()), (fastest,), None)
     monkeypatch.setattr(advice, "advise_on", lambda *_: advised)
-    monkeypatch.setattr(checks.Script, "compiled", lambda *_: outcome(1e9))
+    monkeypatch.setattr(advise, "compiled", lambda *_: advise.Outcome(1e9, 1000, True))
     monkeypatch.setenv("COLUMNS", "600")  # a long path is not broken
     folder = ["-o", str(tmp_path)] if kept else []
     assert main(["advise", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
@@ -107,7 +102,7 @@ def test_a_check_without_a_script_is_refused(
 def test_a_script_that_is_not_there_is_refused_before_anything_is_compiled(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checks.Script, "compiled", None)  # a call would be an error
+    monkeypatch.setattr(advise, "compiled", None)  # a call would be an error
     assert main(["advise", str(profile), "--check", "nowhere.py"]) == 2
     assert capsys.readouterr().err.count("nowhere.py") == 1
 
@@ -118,7 +113,7 @@ def test_a_place_that_cannot_be_made_is_refused_before_anything_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(checks.Script, "compiled", None)  # a call would be an error
+    monkeypatch.setattr(advise, "compiled", None)  # a call would be an error
     taken = tmp_path / "file"
     taken.write_text("")
     assert main(["advise", "-o", str(taken / "tried"), str(profile), "--check", GPT]) == 2
@@ -206,10 +201,8 @@ def test_a_script_that_does_not_compile_is_said_so(
     broken = tmp_path / "broken.py"
     broken.write_text("")
 
-    def compiled(self: object, *_: object) -> checks.Outcome:
-        return checks.Outcome(0.0, 0, False, "ValueError: no data", None)
-
-    monkeypatch.setattr(checks.Script, "compiled", compiled)
+    failed = advise.Outcome(0.0, 0, False, "ValueError: no data")
+    monkeypatch.setattr(advise, "compiled", lambda *_: failed)
     assert main(["advise", "--top", "1", str(profile), "--check", str(broken)]) == 1
     out = capsys.readouterr().out
     assert "does not compile" in out

@@ -14,7 +14,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ipu_exec.commands.run import main as ipu_run
 from ipuscope import __version__
 from ipuscope.profiler import open_report
 from ipuscope.profiler.file import records
@@ -187,17 +186,3 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         main(["--version"])
     assert stop.value.code == 0
     assert capsys.readouterr().out == f"ipu-report {__version__}\n"
-
-
-@pytest.mark.parametrize("name", ["rebalance", "whatif"])
-def test_a_list_of_ipus_and_a_count_are_two_options(
-    profile: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--ipus", "0,1,2,3", str(profile)])
-    assert stop.value.code == 2
-    assert "say --stage-ipus 0,1,2,0" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        ipu_run(["--ipus", "4", "train.py"])
-    assert stop.value.code == 2
-    assert "say --num-ipus 4 for a count" in capsys.readouterr().err

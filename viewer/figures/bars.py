@@ -15,7 +15,7 @@ from ipuscope.profiler import units
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.figures.drawing import Drawing, above, beside, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, beside, vertical
 from ipuscope.viewer.figures.lanes import FEW, stage_label
 from ipuscope.viewer.figures.lod import marker
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, Theme
@@ -34,6 +34,13 @@ _COLOURS = {
     "light": ("#7d8b9c", "#0072b2", "#4d5a69", "#00855f", "#7d8b9c"),
     "dark": ("#8d9aab", "#3d9be0", "#b9c4d1", "#2cbf93", "#8d9aab"),
 }
+
+
+def spacer(names: Sequence[str], before: np.ndarray) -> dict[str, Any]:
+    """What moves the next bars to the right."""
+    unseen = {"meta": SPACER, "marker": {"color": "rgba(0,0,0,0)"}, "hoverinfo": "skip"}
+    of: dict[str, Any] = {"type": "bar", "orientation": "h", "y": names, "x": before}
+    return {**of, **unseen, "showlegend": False}
 
 
 def busy(
@@ -57,7 +64,7 @@ def busy(
         bargap=0.25,
         margin={"l": 64, "r": 120, "t": 8, "b": 36},
         xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        yaxis=NAMES_DOWN,
         legend={"traceorder": "normal"},
     )
     bars = []
@@ -74,24 +81,16 @@ def busy(
             + f", {clock.both(round(float(spent[ipus].mean())))}"
             for (name, ipus), one in zip(groups, each, strict=True)
         ]
-        bars.append(
-            {
-                "type": "bar",
-                "name": activity.name,
-                "x": mean,
-                "y": [name for name, _ in groups],
-                "orientation": "h",
-                "marker": marker(at, theme),
-                "text": [f"{value:.0f}%" if value >= 4 else "" for value in mean],
-                "textposition": "inside",
-                "constraintext": "none",  # as large in narrow parts
-                "insidetextanchor": "middle",
-                "textangle": 0,
-                "textfont": {"color": themes.text_on(activity.colour(theme)), "size": 11},
-                "customdata": words,
-                "hovertemplate": "%{customdata}<extra></extra>",
-            }
-        )
+        inside = {
+            "text": [f"{value:.0f}%" if value >= 4 else "" for value in mean],
+            "textposition": "inside",
+            "constraintext": "none",  # as large in narrow parts
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "textfont": {"color": themes.text_on(activity.colour(theme)), "size": 11},
+        }
+        look = {"name": activity.name, "marker": marker(at, theme), **inside}
+        bars.append(bar([name for name, _ in groups], mean, words, **look))
     waits = 100 * share[:, code == themes.WAITING].sum(axis=1)
     notes = [
         beside(name, f"{_between(waits[ipus])} waiting", theme.muted)
@@ -146,7 +145,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
         bargap=0.25,
         margin={"l": 64, "r": 88, "t": 46, "b": 44},
         xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        yaxis=NAMES_DOWN,
     )
     bars: list[dict[str, Any]] = []
     parts = {
@@ -161,22 +160,10 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
             cycles = cycles - stages["recompute_cycles"].to_numpy()
         if not cycles.any():
             continue
-        code = themes.NAMES.index(name)
-        bars.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": cycles * clock.scale,
-                "y": labels,
-                "orientation": "h",
-                "marker": marker(code, theme),
-                "customdata": [
-                    f"{label}: {name}<br>{clock.both(c)}"
-                    for label, c in zip(labels, cycles, strict=True)
-                ],
-                "hovertemplate": "%{customdata}<extra></extra>",
-            }
-        )
+        both = zip(labels, cycles, strict=True)
+        words = [f"{label}: {name}<br>{clock.both(c)}" for label, c in both]
+        look = {"name": name, "marker": marker(themes.NAMES.index(name), theme)}
+        bars.append(bar(labels, cycles * clock.scale, words, **look))
     figure = Drawing(bars, layout)
     if len(total):
         at, line = mean * clock.scale, {"color": theme.text, "dash": "dot", "width": 1}
@@ -184,14 +171,8 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
         for label, cycles in zip(labels, total, strict=True):
             colour = theme.limit if cycles == total.max() > mean else theme.muted
             notes.append(beside(label, f"{cycles / mean if mean else 0:.2f} × mean", colour))
-        legend = {
-            "x": 1,
-            "xanchor": "right",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "traceorder": "normal",
-        }
+        legend = {"x": 1, "xanchor": "right", "y": 1, "yref": "container", "yanchor": "top"}
+        legend |= {"traceorder": "normal"}
         figure.update_layout(legend=legend, shapes=[vertical(at, line)], annotations=notes)
     return figure
 
@@ -211,42 +192,19 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
         bargap=0.25,
         margin={"l": 64, "r": 110, "t": 30, "b": 44},
         legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
-        xaxis={
-            "title": {"text": clock.title},
-            "range": [0, end],
-            "exponentformat": "SI",
-        },
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        xaxis={"title": {"text": clock.title}, "range": [0, end], "exponentformat": "SI"},
+        yaxis=NAMES_DOWN,
     )
-    same = {"type": "bar", "y": causes, "orientation": "h"}
-    bars: list[dict[str, Any]] = [
-        {
-            **same,
-            "meta": SPACER,
-            "x": before * clock.scale,
-            "marker": {"color": "rgba(0,0,0,0)"},
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-    ]
+    bars = [spacer(causes, before * clock.scale)]
     phases = [*records.PHASES, "waiting"]
     for phase, colour in zip(phases, _COLOURS[theme.name], strict=True):
         if phase not in table.columns:
             continue
         part = table[phase].to_numpy()
-        bars.append(
-            {
-                **same,
-                "name": phase,
-                "x": part * clock.scale,
-                "marker": {"color": colour, "line": {"width": 0}},
-                "customdata": [
-                    f"{cause}, {phase}<br>{clock.both(one)}"
-                    for cause, one in zip(causes, part.tolist(), strict=True)
-                ],
-                "hovertemplate": "%{customdata}<extra></extra>",
-            }
-        )
+        both = zip(causes, part.tolist(), strict=True)
+        words = [f"{cause}, {phase}<br>{clock.both(one)}" for cause, one in both]
+        look = {"name": phase, "marker": {"color": colour, "line": {"width": 0}}}
+        bars.append(bar(causes, part * clock.scale, words, **look))
     notes = []
     for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True):
         colour = theme.text if share >= 0.2 else theme.muted
@@ -274,17 +232,14 @@ def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme:
     colours = [theme.limit if change > 0 else theme.accent for _, change, _ in rows]
     both = [("A", ends[0], clock.both(ends[0])), *rows, ("B", ends[1], clock.both(ends[1]))]
     names = [name for name, _, _ in both]
-    bar = {
-        "type": "bar",
-        "orientation": "h",
-        "y": names,
-        "x": [value * clock.scale for _, value, _ in both],
-        "base": [0.0, *(before * clock.scale).tolist(), 0.0],
-        "marker": {"color": [theme.muted, *colours, theme.muted]},
-        "customdata": [f"<b>{plain(name)}</b><br>{words}" for name, _, words in both],
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "showlegend": False,
-    }
+    drawn = bar(
+        names,
+        [value * clock.scale for _, value, _ in both],
+        [f"<b>{plain(name)}</b><br>{words}" for name, _, words in both],
+        base=[0.0, *(before * clock.scale).tolist(), 0.0],
+        marker={"color": [theme.muted, *colours, theme.muted]},
+        showlegend=False,
+    )
     notes = [
         beside(name, ("+" if change > 0 else "") + minus(clock.short(change)), theme.text)
         for name, change, _ in rows
@@ -297,15 +252,9 @@ def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme:
         bargap=0.25,
         margin={"l": 64, "r": 90, "t": 8, "b": 44},
         xaxis={"title": {"text": clock.title}, "exponentformat": "SI"},
-        yaxis={
-            "autorange": "reversed",
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": names,
-            "showgrid": False,
-        },
+        yaxis={**NAMES_DOWN, "categoryorder": "array", "categoryarray": names},
     )
-    return Drawing([bar], {**layout, "annotations": notes})
+    return Drawing([drawn], {**layout, "annotations": notes})
 
 
 # -- runs ---

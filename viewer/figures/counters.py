@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from ipuscope.profiler.analysis import counters
 from ipuscope.profiler.analysis.counters import OfSteps
 from ipuscope.viewer.figures import lod
-from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing
 from ipuscope.viewer.figures.memory import MIB
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.trace import Trace
@@ -238,7 +238,7 @@ def host_timeline(lanes: pd.DataFrame, ipus: int, theme: Theme) -> go.Figure:
             bargap=0.2,
             margin={"l": 150, "r": 16, "t": 12, "b": 44},
             xaxis={"title": {"text": "ms from the first call on"}},
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+            yaxis=NAMES_DOWN,
             showlegend=False,
         )
     )

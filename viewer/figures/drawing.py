@@ -43,6 +43,15 @@ class Drawing:
         return {"data": _sent(self.data), "layout": self.layout}
 
 
+NAMES_DOWN = {"autorange": "reversed", "type": "category", "showgrid": False}  # an axis of bars
+
+
+def bar(y: Any, x: Any, hover: Any, **more: Any) -> dict[str, Any]:
+    """Horizontal bars at the names ``y``, each with its text on hovering."""
+    said = {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
+    return {"type": "bar", "orientation": "h", "y": y, "x": x, **said, **more}
+
+
 def as_plotly(figure: go.Figure | Drawing) -> go.Figure:
     """Either as a plotly figure, for who has no server."""
     return figure.checked() if isinstance(figure, Drawing) else figure

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.drawing import Drawing, above, legend_above, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, legend_above, vertical
 from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from ipuscope.viewer.figures.units import as_array, plain
@@ -195,60 +195,30 @@ def liveness(
         ("always live", always, colours[0]),
         ("not always live", rest, colours[1]),
     ):
-        figure.add_trace(
-            go.Scatter(
-                x=position,
-                y=values,
-                name=label,
-                mode="lines",
-                line={"width": 0, "shape": "hv", "color": colour},
-                fillcolor=colour,
-                stackgroup="live",
-                # the name once: both are of the same step
-                customdata=as_array(names) if values is rest else None,
-                hovertemplate=("step %{x}: %{customdata}<br>" if values is rest else "")
-                + label
-                + " %{y:.2f} MiB<extra></extra>",
-            ),
-            row=1,
-            col=1,
-        )
+        step = "step %{x}: %{customdata}<br>" if values is rest else ""  # once for both
+        words = step + label + " %{y:.2f} MiB"
+        about = as_array(names) if values is rest else None
+        area = {"fillcolor": colour, "stackgroup": "live", "name": label, "customdata": about}
+        line = _line(position, values, words, "hv", 0, colour, **area)
+        figure.add_trace(line, row=1, col=1)
     at = extremes(of_tile, MOST_POINTS)
-    figure.add_trace(
-        go.Scatter(
-            x=at,
-            y=of_tile[at] / KIB,
-            name="fullest tile" if tile is None else "the tile",
-            mode="lines",
-            line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=np.column_stack([as_array(which[at].tolist()), as_array(steps.named(at))]),
-            hovertemplate=(
-                "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
-            ),
-        ),
-        row=2,
-        col=1,
-    )
+    words = "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB"
+    about = np.column_stack([as_array(which[at].tolist()), as_array(steps.named(at))])
+    named = {"name": "fullest tile" if tile is None else "the tile", "customdata": about}
+    line = _line(at, of_tile[at] / KIB, words, "hv", 1.5, theme.accent, **named)
+    figure.add_trace(line, row=2, col=1)
     if other is not None:
         for row, part, unit in ((1, "total", MIB), (2, "max_tile_bytes", KIB)):
             theirs, values, names = other.through(part)
-            figure.add_trace(
-                go.Scatter(
-                    x=theirs,
-                    y=values / unit,
-                    name="the other profile",
-                    legendgroup="other",
-                    showlegend=row == 1,
-                    mode="lines",
-                    line={"width": 1.5, "shape": "hv", "color": OTHER},
-                    customdata=as_array(names),
-                    hovertemplate=(
-                        "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
-                    ),
-                ),
-                row=row,
-                col=1,
-            )
+            words = "the other profile, step %{x}: %{customdata}<br>%{y:.2f}"
+            group: Any = {
+                "legendgroup": "other",
+                "showlegend": row == 1,
+                "customdata": as_array(names),
+            }
+            of = (theirs, values / unit, words, "hv", 1.5, OTHER)
+            line = _line(*of, name="the other profile", **group)
+            figure.add_trace(line, row=row, col=1)
     if to_limit or of_tile.max(initial=0) > 0.7 * limit:
         _limit(figure, limit, theme, row=2, col=1)
     figure.update_layout(
@@ -262,6 +232,15 @@ def liveness(
         )
     )
     return figure
+
+
+def _line(
+    x: Any, y: Any, words: str, shape: str, width: float, colour: str, **more: Any
+) -> go.Scatter:
+    """A line in steps; ``words``: on hovering."""
+    line = {"width": width, "shape": shape, "color": colour}
+    words += "<extra></extra>"
+    return go.Scatter(x=x, y=y, mode="lines", line=line, hovertemplate=words, **more)
 
 
 def tiles(
@@ -282,37 +261,16 @@ def tiles(
         ("always live", "always_live", theme.muted, "dot"),
     ]
     for name, column, colour, dash in lines if gaps else lines[1:]:
-        figure.add_trace(
-            go.Scatter(
-                x=x,
-                y=frame[column].to_numpy() / KIB,
-                name=name,
-                mode="lines",
-                line={"width": 1.3, "shape": "hvh", "color": colour, "dash": dash},
-                hovertemplate="tile %{x}<br>" + name + ": %{y:.1f} KiB<extra></extra>",
-            )
-        )
+        words = "tile %{x}<br>" + name + ": %{y:.1f} KiB"
+        line = _line(x, frame[column].to_numpy() / KIB, words, "hvh", 1.3, colour, name=name)
+        figure.add_trace(line.update(line={"dash": dash}))
     if other is not None:
         values = other["total" if gaps else "total_excluding_gaps"].to_numpy()
-        same = (
-            frame["total" if gaps else "total_excluding_gaps"]
-            .reindex(range(len(values)), fill_value=0)
-            .to_numpy()
-        )
-        figure.add_trace(
-            go.Scatter(
-                x=other["tile"],
-                y=values / KIB,
-                name="the other profile",
-                mode="lines",
-                line={"width": 1.3, "shape": "hvh", "color": OTHER},
-                customdata=(values - same) / KIB,
-                hovertemplate=(
-                    "tile %{x}<br>the other profile: %{y:.1f} KiB"
-                    " (%{customdata:+.1f})<extra></extra>"
-                ),
-            )
-        )
+        own = frame["total" if gaps else "total_excluding_gaps"]
+        same = own.reindex(range(len(values)), fill_value=0).to_numpy()
+        words = "tile %{x}<br>the other profile: %{y:.1f} KiB (%{customdata:+.1f})"
+        named = {"name": "the other profile", "customdata": (values - same) / KIB}
+        figure.add_trace(_line(other["tile"], values / KIB, words, "hvh", 1.3, OTHER, **named))
     if to_limit or float(frame["total"].max()) > limit:
         _limit(figure, limit, theme)
     if selected is not None:
@@ -426,7 +384,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
                 "font": {"size": 11},
             },
             xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+            yaxis=NAMES_DOWN,
         )
     )
     return figure
@@ -581,7 +539,7 @@ def headroom(
             "title": {"text": f"{what}, KiB"},
             "range": [0, max(limit, fullest.max(initial=0)) / KIB],
         },
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        yaxis=NAMES_DOWN,
         showlegend=False,
         shapes=[vertical(limit / KIB, {"color": theme.limit, "width": 1.5, "dash": "dash"})],
         annotations=[note],

@@ -12,8 +12,8 @@ from ipuscope.profiler.analysis.peak import MACS_PER_CYCLE, PARTS, VECTOR_PER_CY
 from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.report import number
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.bars import SPACER
-from ipuscope.viewer.figures.drawing import Drawing, beside
+from ipuscope.viewer.figures.bars import spacer
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, bar, beside
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -37,9 +37,7 @@ def from_peak(of: Peak, theme: Theme) -> Drawing:
         f"{name}: {units.percent(share)} of the peak<br>{PARTS.get(name, of.words)}"
         for name, share in rows
     ]
-    bar = {"type": "bar", "y": names, "orientation": "h"}
-    spacer = {"meta": SPACER, "x": start, "marker": {"color": "rgba(0,0,0,0)"}}
-    shown = {"x": width, "marker": {"color": colours, "line": {"width": 0}}, "customdata": words}
+    shown = bar(names, width, words, marker={"color": colours, "line": {"width": 0}})
     layout = theme.frame(
         60 + 28 * len(rows),
         barmode="stack",
@@ -47,14 +45,10 @@ def from_peak(of: Peak, theme: Theme) -> Drawing:
         showlegend=False,
         margin={"l": 64, "r": 70, "t": 8, "b": 36},
         xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20, "title": {"text": "of the peak"}},
-        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        yaxis=NAMES_DOWN,
         annotations=[beside(name, units.percent(share), theme.text) for name, share in rows],
     )
-    bars: list[dict[str, Any]] = [
-        {**bar, **spacer, "hoverinfo": "skip", "showlegend": False},
-        {**bar, **shown, "hovertemplate": "%{customdata}<extra></extra>"},
-    ]
-    return Drawing(bars, layout)
+    return Drawing([spacer(names, start), shown], layout)
 
 
 def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:

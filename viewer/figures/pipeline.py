@@ -43,6 +43,7 @@ _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
 _JUDGED_BY, _MANY_SLICES = 4, 20_000  # of so many lanes one is drawn first, of so many slices
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
+_BOLD = 9  # pixels of a letter of a phase's name, and room between names
 _MOST_SHADES = 4  # shapes; phased execution has a hundred
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
@@ -289,10 +290,9 @@ def _phases(
             shades.append(span)
         room = (right - left) / clock.scale / cycles_a_pixel
         label = f"<b>{phase}</b> {clock.short(end - start)}"
-        if room > 7 * (len(label) - 7):
+        label = label if room > _BOLD * (len(label) - 7) else f"<b>{phase}</b>"
+        if room > _BOLD * (len(label) - 7):
             notes.append(_note((left + right) / 2, 1.0, label, theme.text, 22, 12))
-        elif room > 7 * len(phase):
-            notes.append(_note((left + right) / 2, 1.0, f"<b>{phase}</b>", theme.text, 22, 12))
     shapes = _rectangles(shades, theme.shade)
     shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
     thin = {"color": theme.line, "width": 1}

@@ -13,7 +13,7 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.timeline.schedule_types import Schedule
-from ipuscope.viewer.figures.drawing import Drawing, above, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, vertical
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, first_of_each, lanes
 from ipuscope.viewer.figures.lanes import spans as on_ipus
 from ipuscope.viewer.figures.theme import Theme, text_on
@@ -94,13 +94,7 @@ def stages(
         uniformtext={"minsize": 9, "mode": "hide"},
         margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
         xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "range": [0, top]},
-        yaxis={
-            "autorange": "reversed",
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": labels,
-            "showgrid": False,
-        },
+        yaxis={**NAMES_DOWN, "categoryorder": "array", "categoryarray": labels},
     )
     if costs.pipelined:
         at, line = profiled * clock.scale, {"color": theme.limit, "dash": "dash", "width": 1.5}
@@ -122,18 +116,9 @@ def _bars(
         "textangle": 0,
         "textfont": {"color": colour, "size": 12},
     }
-    return {
-        "type": "bar",
-        "y": as_array(labels),
-        "x": np.array(cycles) * clock.scale,
-        "base": np.array(begin) * clock.scale,
-        "orientation": "h",
-        "marker": marker,
-        "customdata": as_array(hover),
-        "hovertemplate": "%{customdata}<extra></extra>",
-        "showlegend": False,
-        **(written if colour else {}),
-    }
+    look = {"marker": marker, "showlegend": False, **(written if colour else {})}
+    at = {"base": np.array(begin) * clock.scale}
+    return bar(as_array(labels), np.array(cycles) * clock.scale, as_array(hover), **at, **look)
 
 
 def _alike(costs: Costs, prediction: Prediction) -> list[list[int]]:

@@ -306,43 +306,21 @@ def _moved(report: Report) -> dict[int, int]:
 
 
 def _styles(theme: Theme) -> list[dict[str, Any]]:
-    node = {
-        "label": "data(label)",
-        "text-wrap": "wrap",
-        "text-valign": "center",
-        "shape": "round-rectangle",
-        "width": 120,
-        "height": 54,
-        "font-size": 11,
-        "background-color": "data(colour)",
-        "color": "data(text)",
+    rules = {
+        "node": "label: data(label); text-wrap: wrap; text-valign: center; shape: round-rectangle;"
+        "width: 120; height: 54; font-size: 11; background-color: data(colour); color: data(text)",
+        ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
+        f"text-valign: top; border-width: 1; border-color: {theme.muted}",
+        "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
+        f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
+        f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
+        f"target-arrow-color: {theme.muted}",
+        ".small": "opacity: 0.25",
+        ".copy": f"width: 5; line-color: {theme.accent}; target-arrow-color: {theme.accent}",
+        ".tied": "line-style: dashed; target-arrow-shape: none",
     }
-    edge = {
-        "label": "data(label)",
-        "text-wrap": "wrap",
-        "font-size": 10,
-        "color": theme.muted,
-        "text-background-color": theme.card,
-        "text-background-opacity": 0.8,
-        "curve-style": "bezier",
-        "target-arrow-shape": "triangle",
-        "width": 1,
-        "line-color": theme.muted,
-        "target-arrow-color": theme.muted,
-    }
-    opened = {
-        "background-color": theme.page,
-        "color": theme.text,
-        "text-valign": "top",
-        "border-width": 1,
-        "border-color": theme.muted,
-    }
-    limit = {"line-color": theme.accent, "target-arrow-color": theme.accent}
-    return [
-        {"selector": "node", "style": node},
-        {"selector": ":parent, .opened", "style": opened},
-        {"selector": "edge", "style": edge},
-        {"selector": ".small", "style": {"opacity": 0.25}},
-        {"selector": ".copy", "style": {"width": 5, **limit}},
-        {"selector": ".tied", "style": {"line-style": "dashed", "target-arrow-shape": "none"}},
-    ]
+    styles = []
+    for of, rule in rules.items():
+        parts = (one.partition(":") for one in rule.split(";"))
+        styles.append({"selector": of, "style": {a.strip(): b.strip() for a, _, b in parts}})
+    return styles

@@ -43,6 +43,7 @@ from ipuscope.viewer.profiles import Profiles
 NAME = "rebalance"
 MOST_STAGES = 64
 MOST_LEVERS = 4
+_MOST_NAMED = 14  # stages that have room for the word
 
 
 def layout(view: View) -> Any:
@@ -394,7 +395,8 @@ def _row(costs: Costs, split: Assignment) -> Any:
             )
     on = (",".join(map(str, each)) for each in (split.starts, split.ipus))
     data: Any = {"data-split": "@".join(on), "data-blocks": str(len(costs))}
-    return html.Div(parts, className="split", **data)
+    many = " many" * (len(split.starts) > _MOST_NAMED)
+    return html.Div(parts, className=f"split{many}", **data)
 
 
 def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:

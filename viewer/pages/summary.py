@@ -180,7 +180,7 @@ def _mfu(report: Report, _: Theme, profiles: Profiles) -> Any:
 
 def _slowest(report: Report, _: Theme, profiles: Profiles) -> Any:
     slow = facts.slowest_of(report)
-    if slow is None:
+    if slow is None or len(report.stages) == 1:  # which is as long as the mean
         return []
     which, _of, of_it = slow.name.partition(" (")
     its = f", {of_it.removesuffix(')')}" if of_it else ""

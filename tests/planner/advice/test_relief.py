@@ -18,7 +18,7 @@ from ipuscope.planner.advice import Basis, relief, way_to_fit
 from ipuscope.planner.advice.relief import _moves as moved_blocks
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment
-from ipuscope.planner.search.fewest_ipus import too_large
+from ipuscope.planner.search.what_fits import too_large
 from ipuscope.profiler import Report, open_report
 from tests.models import Mlp
 

@@ -21,9 +21,9 @@ from ipuscope.planner.mappings.priced import Place, Priced, RingsOf
 from ipuscope.planner.predict.memory_verdict import ABOVE, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search.near_fits import UNSURE, or_close, quicker_if_it_fits
 from ipuscope.planner.search.refusal import nearest, nearest_in_words
 from ipuscope.planner.search.split_search import Split, best_split
+from ipuscope.planner.search.what_fits import UNSURE, or_close, quicker_if_it_fits
 from ipuscope.profiler import Report
 from ipuscope.reports.cli import main as ipu_report
 

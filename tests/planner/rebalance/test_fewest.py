@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
-from ipuscope.planner.search.fewest_ipus import fewest_ipus
+from ipuscope.planner.search.what_fits import fewest_ipus
 from tests.planner.rebalance.cases import random_case
 from tests.planner.rebalance.test_split import brute_force
 
