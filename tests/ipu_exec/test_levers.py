@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ipu_exec
-from ipu_exec.errors import Error
+from ipu_exec.errors import Error, warn_once
 from ipu_exec.script_levers import Levers, changed_options, parse
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.enums import Role
@@ -54,6 +54,7 @@ def test_a_script_is_compiled_with_its_levers_pulled(tmp_path: Path) -> None:
 
 def test_state_in_parts_of_one_replica_is_said_to_change_nothing() -> None:
     one, two = ipu_exec.Options(), ipu_exec.Options().replicationFactor(2)
+    warn_once.cache_clear()  # other tests say it, too
     with pytest.warns(UserWarning, match="state=in-parts changes nothing with one replica"):
         changed_options(one, parse("state=in-parts"), training=True)
     with warnings.catch_warnings():

@@ -1,8 +1,4 @@
-"""Tabs of a headless browser on the viewer.
-
-A tab that shows the viewer already goes to the next page as a link does, without loading its
-scripts again: that is most of the time of a page.
-"""
+"""Tabs of a headless browser on the viewer."""
 
 from __future__ import annotations
 
@@ -18,21 +14,6 @@ from tools.screenshots import settled
 _OF_CYTOSCAPE = "You have set a custom wheel sensitivity"
 _COMPLAINS = {"error", "warning", "assert", "trace"}  # plotly's warnings come as traces
 _SIZE: Any = {"width": 1280, "height": 900}
-
-# What one test chose is nothing to the next: values that hold on several pages are forgotten.
-_FORGET = """(theme) => {
-  shared.forEach((group) => { group.values = {}; });
-  Object.assign(chips, { value: '', seen: {} });
-  document.querySelectorAll('dialog[open]').forEach((one) => one.close());
-  document.documentElement.dataset.theme = theme;
-}"""
-# As dcc.Link does.
-_GO = """(address) => {
-  window.history.pushState({}, '', address);
-  window.dispatchEvent(new CustomEvent('_dashprivate_pushstate'));
-  window.scrollTo(0, 0);
-}"""
-_NOWHERE = "/no-page"  # between two pages: nothing of the first is left on the second
 
 
 class Tab:
@@ -53,36 +34,16 @@ class Tab:
         )
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 
-    def anew(self) -> None:
-        """As it was opened, for the next test."""
-        self.complaints.clear()
-        self.page.emulate_media(media="screen", color_scheme=self._theme)
-        self.page.set_viewport_size(_SIZE)
-        self.page.mouse.move(0, 0)
+    def forget(self) -> None:
+        """Nothing of what earlier tests had the browser remember."""
+        self.page.goto(f"{self.address}/assets/style.css")
+        self.page.evaluate("() => localStorage.clear()")
 
-    def load(self, path: str) -> Any:
-        """Load a page with all its scripts, as the first of a viewer."""
+    def open(self, path: str) -> Any:
+        """Load a page, and wait until it is drawn."""
         self.page.goto(self.address + path)
         settled(self.page)
         return self.page
-
-    def open(self, path: str) -> Any:
-        """Go to a page, which begins with nothing but its address."""
-        if not self.page.url.startswith(self.address):
-            return self.load(path)
-        self.go(path)
-        settled(self.page, pause=100)
-        return self.page
-
-    def go(self, path: str) -> None:
-        """`open` without waiting until the page is drawn."""
-        self.page.evaluate(_FORGET, self._theme)
-        self.page.evaluate(_GO, _NOWHERE)
-        self.wait(
-            f"document.querySelector('#page').innerText.includes('There is no page {_NOWHERE}')"
-        )
-        self.page.evaluate(_GO, path)
-        self.wait(f"!document.querySelector('#page').innerText.includes('page {_NOWHERE}')")
 
     def query(self) -> dict[str, str]:
         return {

@@ -1,4 +1,4 @@
-"""One server and one tab for all tests that leave the example's profiles as they are."""
+"""One server and one browser for all tests that leave the example's profiles as they are."""
 
 from __future__ import annotations
 
@@ -46,43 +46,37 @@ def context(chromium: Any, address: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def _tabs(context: Any, address: str, demo: Path) -> Iterator[Open]:
-    """Opens a tab of a viewer and a theme, once."""
-    with contextlib.ExitStack() as stack:
-        opened: dict[tuple[str, str], Tab] = {}
-        addresses = {"one": address}
+def both_served(training: Report, inference: Report) -> Iterator[str]:
+    """A viewer of the training and the inference profile."""
+    with serving(create_app(training, inference)) as served:
+        yield served
 
-        def open_tab(viewer: str, theme: str) -> Tab:
-            if viewer not in addresses:
-                both = [open_report(demo / name) for name in ("training", "inference")]
-                addresses[viewer] = stack.enter_context(serving(create_app(*both)))
-            if (viewer, theme) not in opened:
-                opened[viewer, theme] = stack.enter_context(tab(context, addresses[viewer], theme))
-            opened[viewer, theme].anew()
-            return opened[viewer, theme]
 
-        yield open_tab
+@contextlib.contextmanager
+def _shown(context: Any, address: str, theme: str = "light") -> Iterator[Tab]:
+    """A tab of its own, which logs neither error nor warning."""
+    with tab(context, address, theme) as shown:
+        shown.forget()
+        yield shown
+        assert shown.complaints == []
 
 
 @pytest.fixture
-def view(_tabs: Open) -> Iterator[Tab]:
+def view(context: Any, address: str) -> Iterator[Tab]:
     """A tab of a viewer of the training profile, which logs neither error nor warning."""
-    shown = _tabs("one", "light")
-    yield shown
-    assert shown.complaints == []
+    with _shown(context, address) as shown:
+        yield shown
 
 
 @pytest.fixture
-def dark(_tabs: Open) -> Iterator[Tab]:
+def dark(context: Any, address: str) -> Iterator[Tab]:
     """The same in dark colours."""
-    shown = _tabs("one", "dark")
-    yield shown
-    assert shown.complaints == []
+    with _shown(context, address, "dark") as shown:
+        yield shown
 
 
 @pytest.fixture
-def both(_tabs: Open) -> Iterator[Tab]:
+def both(context: Any, both_served: str) -> Iterator[Tab]:
     """A tab of a viewer of the training and the inference profile."""
-    shown = _tabs("both", "light")
-    yield shown
-    assert shown.complaints == []
+    with _shown(context, both_served) as shown:
+        yield shown

@@ -117,8 +117,7 @@ def test_the_memory_page_has_the_tiles_numbers(view: Tab, training: Report) -> N
 def test_the_operations_are_the_reports(view: Tab, training: Report) -> None:
     largest = analysis.operators(training).iloc[0]
     page = view.open(f"/operations?op={largest['id']}&find={largest['name']}")
-    words = page.inner_text("#costs-grid")
-    assert f"{largest['total_cycles']:,}" in words
+    view.wait_for_text("costs-grid", f"{largest['total_cycles']:,}")
     assert f"{largest['cycles']:,} cycles" in page.inner_text("#costs-chosen")
     page.fill("main input[type=search]", "max_pool")
     view.wait("document.querySelector('#costs-grid').innerText.includes('max_pool')")

@@ -49,7 +49,7 @@ def grave_faults(page: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("path", [page.path for page in PAGES])
 def test_a_page_is_drawn_without_complaint_or_fault_of_accessibility(view: Tab, path: str) -> None:
     """When it is the first that is opened; its fields stand level with their names."""
-    page = view.load(path)
+    page = view.open(path)
     drawn(page, "light")
     heights = page.evaluate(_HEIGHTS)
     assert max(heights, default=0) - min(heights, default=0) < 0.5
@@ -124,7 +124,7 @@ _FOCUS = """() => {
 
 @pytest.mark.parametrize(("path", "stops"), [("/timeline", 30), ("/costs?order=program", 44)])
 def test_what_is_in_focus_is_seen(view: Tab, path: str, stops: int) -> None:
-    page = view.load(path)  # the focus is nowhere
+    page = view.open(path)  # the focus is nowhere
     page.evaluate("document.querySelectorAll('.more').forEach((one) => { one.open = true; })")
     view.wait("document.querySelector('.more, .ag-cell')")
     seen: dict[str, bool] = {}
@@ -180,7 +180,7 @@ def test_a_frame_without_storage_has_its_colours(context: Any, address: str) -> 
         view.page.add_init_script(
             "Object.defineProperty(window, 'localStorage', { get() { throw Error('denied'); } })"
         )
-        page = view.load("/query")
+        page = view.open("/query")
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
         page.click("#theme")
         view.wait("document.documentElement.dataset.theme === 'dark'")
@@ -242,7 +242,7 @@ def test_a_figure_is_saved(view: Tab, tmp_path: Path) -> None:
     ],
 )
 def test_an_address_from_anywhere_does_no_harm(view: Tab, path: str) -> None:
-    (view.load if "theme" in path else view.go)(path)
+    view.page.goto(view.address + path)
     view.wait("document.querySelector('#page')?.children.length")
     view.page.wait_for_timeout(500)
     assert not re.search("Traceback|Error", view.page.inner_text("body"))

@@ -80,7 +80,7 @@ def test_why_a_tile_is_full_is_beside_it(both: Tab, training: Report) -> None:
     page = both.open("/memory?ipu=1")
     assert "used" in page.inner_text("#memory-tile")
     largest = training.live_variables(1, *_fullest(training)).iloc[0]
-    assert str(largest["name"]) in page.inner_text("#liveness-live")
+    both.wait_for_text("liveness-live", str(largest["name"]))
 
 
 def _fullest(report: Report) -> tuple[int, int]:

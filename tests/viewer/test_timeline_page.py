@@ -232,7 +232,7 @@ def test_the_next_hit_of_a_search_is_shown(view: Tab) -> None:
 
 def test_a_turn_of_the_wheel_moves_what_is_there_in_the_next_frame(view: Tab) -> None:
     """The server's answer then replaces it, drawn afresh without any stretching."""
-    page = view.load("/timeline")
+    page = view.open("/timeline")
     box = page.locator("#timeline-rows .nsewdrag").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     moved = page.evaluate(

@@ -305,16 +305,19 @@ def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
     report = profiled(tmp_path, (0, 3), True)
     said = report.meta["recomputation"]
     assert len(said["again"]) == LAYERS + 1
+    report.__dict__["meta"] = {**report.meta, "recomputation": {}}
+    measured = Costs.from_report(report).cycles
     for wrong in (
-        {},
         {**said, "again": [1]},
         {**said, "stashes": [[0, 99, 0, 1]]},
         {**said, "closed": "no"},
         7,
     ):
         report.__dict__["meta"] = {**report.meta, "recomputation": wrong}
-        costs = Costs.from_report(report)
-        assert len(costs.cycles.again) == LAYERS + 1 and not costs.cycles.closed.any()
+        cycles = Costs.from_report(report).cycles
+        assert len(cycles.again) == LAYERS + 1
+        for name in ("again", "again_end", "again_final", "closed"):
+            assert getattr(cycles, name).tolist() == getattr(measured, name).tolist()
 
 
 @pytest.mark.parametrize(
