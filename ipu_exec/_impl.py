@@ -10,9 +10,13 @@ from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.wrapped_model import is_wrapped
 
 __all__ = [
-    "PoplarExecutor", "isDispatchTracing", "isWrapped", "rewrapModelIfNecessary",
-    "unwrapIfWrapped", "unwrapModelIfNecessary",
-]  # fmt: skip
+    "PoplarExecutor",
+    "isDispatchTracing",
+    "isWrapped",
+    "rewrapModelIfNecessary",
+    "unwrapIfWrapped",
+    "unwrapModelIfNecessary",
+]
 
 
 def isDispatchTracing() -> bool:

@@ -11,9 +11,15 @@ from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion
 from ipu_exec.option_log import validate as _validateOptions
 
 __all__ = [
-    "Error", "RecoverableError", "TestErrorType", "UnrecoverableError", "_validateOptions",
-    "ipuHardwareIsAvailable", "ipuHardwareVersion", "isCompilingWithDispatcher",
-]  # fmt: skip
+    "Error",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "_validateOptions",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "isCompilingWithDispatcher",
+]
 
 
 class TestErrorType(Enum):

@@ -8,6 +8,13 @@ from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_f
 from ipuscope.planner.search.split_search import Split, best_split
 
 __all__ = [
-    "Assignment", "Costs", "Prediction", "Split", "best_split", "parse_assignment",
-    "placement_file", "profiled", "what_if",
-]  # fmt: skip
+    "Assignment",
+    "Costs",
+    "Prediction",
+    "Split",
+    "best_split",
+    "parse_assignment",
+    "placement_file",
+    "profiled",
+    "what_if",
+]

@@ -33,10 +33,19 @@ OPTIONS_VARIABLE = "PVTI_OPTIONS"
 MOST_EVENTS = 1_000_000  # of a process; later ones are dropped
 
 __all__ = [
-    "Channel", "Graph", "HeatmapDouble", "HeatmapInt", "Series", "Tracepoint",
-    "checkTraceChannel", "createTraceChannel", "disableTraceChannels", "enableTraceChannels",
-    "instrument", "instrument_fn",
-]  # fmt: skip
+    "Channel",
+    "Graph",
+    "HeatmapDouble",
+    "HeatmapInt",
+    "Series",
+    "Tracepoint",
+    "checkTraceChannel",
+    "createTraceChannel",
+    "disableTraceChannels",
+    "enableTraceChannels",
+    "instrument",
+    "instrument_fn",
+]
 
 
 class Channel:

@@ -46,9 +46,19 @@ from ipu_exec.lowering.vertices import vertex_info
 from ipu_exec.machine import Machine
 
 __all__ = [
-    "Builder", "OperatorInfo", "describe", "generic", "info", "is_view", "linear_layout",
-    "lower", "lowering", "popart_name", "registered", "vertex_info",
-]  # fmt: skip
+    "Builder",
+    "OperatorInfo",
+    "describe",
+    "generic",
+    "info",
+    "is_view",
+    "linear_layout",
+    "lower",
+    "lowering",
+    "popart_name",
+    "registered",
+    "vertex_info",
+]
 
 
 def lower(spec: OpSpec, machine: Machine) -> Plan:

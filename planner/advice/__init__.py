@@ -16,7 +16,21 @@ from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import KEEP, Allowed, anything, argument
 
 __all__ = [
-    "KEEP", "Advice", "Advised", "Allowed", "Basis", "Levers", "Outlook", "Relief", "advise",
-    "advise_on", "anything", "argument", "basis_of", "predicted", "relief", "too_large",
+    "KEEP",
+    "Advice",
+    "Advised",
+    "Allowed",
+    "Basis",
+    "Levers",
+    "Outlook",
+    "Relief",
+    "advise",
+    "advise_on",
+    "anything",
+    "argument",
+    "basis_of",
+    "predicted",
+    "relief",
+    "too_large",
     "way_to_fit",
-]  # fmt: skip
+]

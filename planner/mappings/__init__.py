@@ -11,6 +11,14 @@ from ipuscope.planner.mappings.plan_file import PlanError, load, save
 from ipuscope.planner.mappings.question import Question
 
 __all__ = [
-    "Candidate", "Key", "Mapping", "Obtained", "Plan", "PlanError", "Question", "StagePlan",
-    "load", "save",
-]  # fmt: skip
+    "Candidate",
+    "Key",
+    "Mapping",
+    "Obtained",
+    "Plan",
+    "PlanError",
+    "Question",
+    "StagePlan",
+    "load",
+    "save",
+]

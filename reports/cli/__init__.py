@@ -54,13 +54,34 @@ from ipuscope.words import Parser
 
 # In the order of --help: what newcomers need comes first. A module has a `page` for each profile or
 # a `run` of its own.
-# fmt: off
 _MODULES = (
-    summary, insights, advise, why, stages, timeline, pipeline, pod, memory, tile, liveness,
-    ops, source, program, variables, rebalance, whatif, compare, runs, query, doctor, html,
-    export, import_, view, completion,
+    summary,
+    insights,
+    advise,
+    why,
+    stages,
+    timeline,
+    pipeline,
+    pod,
+    memory,
+    tile,
+    liveness,
+    ops,
+    source,
+    program,
+    variables,
+    rebalance,
+    whatif,
+    compare,
+    runs,
+    query,
+    doctor,
+    html,
+    export,
+    import_,
+    view,
+    completion,
 )
-# fmt: on
 COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.

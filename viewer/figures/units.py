@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Clock", "as_array", "count", "cycles", "ends_of", "minus", "percent", "plain", "rows_of",
-    "seconds", "shortened", "size", "text_of",
-]  # fmt: skip
+    "Clock",
+    "as_array",
+    "count",
+    "cycles",
+    "ends_of",
+    "minus",
+    "percent",
+    "plain",
+    "rows_of",
+    "seconds",
+    "shortened",
+    "size",
+    "text_of",
+]
 
 
 def plain(words: object) -> str:
