@@ -28,6 +28,7 @@ from werkzeug.serving import WSGIRequestHandler, run_simple
 from ipuscope.planner.advice import Relief, relief, way_to_fit
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.profiler import ProfileError, Report, analysis
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer import guard as guards
@@ -301,7 +302,7 @@ def _head(view: View) -> Any:
         ),
         html.P(common.separated(parts)),
     ]
-    if meta["state"] == "out of memory":
+    if meta["state"] == OUT_OF_MEMORY:
         words = [_too_full(view), *_relief(view)]
         alert = html.Div(words, className="message error", role="alert", id="too-full")
         children.append(alert)

@@ -112,8 +112,8 @@ def way_to_fit(
     if one is not None:
         how = "Predicted to fit with the fewest changes"
         if compiled is not None:
-            no = "" if compiled(one) else ", and compiled does not"
-            how = f"{how}{no}" if no else "It fits, compiled with the fewest changes"
+            fits = "It fits, compiled with the fewest changes"
+            how = fits if compiled(one) else f"{how}, and compiled does not"
         made = Provenance.of(basis.report)
         number = len(set(one.split.ipus)) if one.split is not None else made.num_ipus
         command = command_line(made, argument(one), number)

@@ -150,10 +150,13 @@ class BlockMemory:
             tiles,
         )
         copied = [one.nbytes for one in weights]
-        always = _always(report, variables, ipu_of)
-        code = _always(report, variables.where(variables.code), ipu_of)
+        code_of = code_of_blocks(report, blocks)
+        every, code = (
+            _always(report, some, ipu_of, *code_of)
+            for some in (variables, variables.where(variables.code))
+        )
         return cls(
-            **{**always, "shared": always["shared"].max(axis=0)},
+            **{**every, "shared": every["shared"].max(axis=0)},
             region0=CodeMemory(
                 code["always"],
                 code["code_users"],
@@ -257,10 +260,14 @@ def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[str, np.ndarray]:
-    """What is always live: ``always``, ``code_users``, ``code``, and ``shared`` of each IPU."""
+def _always(
+    report: Report, variables: Variables, ipu_of: np.ndarray, calls: np.ndarray, pieces: Pieces
+) -> dict[str, np.ndarray]:
+    """What is always live: ``always``, ``code_users``, ``code``, and ``shared`` of each IPU.
+
+    ``calls``, ``pieces``: of `code_of_blocks`.
+    """
     blocks = len(ipu_of)
-    calls, pieces = code_of_blocks(report, blocks)
     rest = variables.where(variables.always)
     in_piece = _piece_of(rest.id, pieces)
     code = rest.where(in_piece >= 0).bytes_by(in_piece[in_piece >= 0], len(pieces))

@@ -146,12 +146,12 @@ def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarr
     rows = np.flatnonzero(variables.live(worst.position) & (size > 0))
     live = report.variables.loc[variables.id[rows]]
     return Overflow(
-        ipu,
         worst.tile,
         worst.position,
         worst.what,
         worst.limit,
         worst.bytes_over,
+        ipu,
         contents(
             live["name"].tolist(),
             live["category"].tolist(),

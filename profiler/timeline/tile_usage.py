@@ -109,35 +109,12 @@ def _kib(size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
-    """A tile with more than fits, at its worst step. Units: bytes."""
-
-    ipu: int
-    tile: int
-    position: int  # of the step among those of the IPU
-    what: str  # "tile memory", or the region that is too small
-    limit: int
-    bytes_over: int
-    contents: Contents  # of what counts there
-
-    @property
-    def of_code(self) -> bool:
-        """Whether code is beyond the only region that can have it."""
-        return self.what == CODE_REGION
-
-    def __str__(self) -> str:
-        """``tile 266 of IPU 0 needs 214.6 of 208 KiB of region 0 (the only place for code)``."""
-        needs = what_it_needs(self.bytes_over, self.limit, self.what)
-        return f"tile {self.tile} of IPU {self.ipu} {needs}"
-
-
-@dataclass(frozen=True, slots=True)
 class WorstTile:
     """The tile of an IPU that is furthest beyond a limit, and when. Units: bytes."""
 
     tile: int
-    position: int
-    what: str
+    position: int  # of the step among those of the IPU
+    what: str  # "tile memory", or the region that is too small
     limit: int
     bytes_over: int
 
@@ -145,6 +122,19 @@ class WorstTile:
     def of_code(self) -> bool:
         """Whether code alone exceeds the memory."""
         return self.what == CODE_REGION
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow(WorstTile):
+    """A tile with more than fits, at its worst step (``position`` among its IPU's)."""
+
+    ipu: int
+    contents: Contents  # of what counts there
+
+    def __str__(self) -> str:
+        """``tile 266 of IPU 0 needs 214.6 of 208 KiB of region 0 (the only place for code)``."""
+        needs = what_it_needs(self.bytes_over, self.limit, self.what)
+        return f"tile {self.tile} of IPU {self.ipu} {needs}"
 
 
 def worst_tile(

@@ -10,6 +10,7 @@ import pandas as pd
 from dash import ALL, Dash, Input, Output, State, html, no_update
 
 from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import memory as figures
 from ipuscope.viewer.figures import units
@@ -54,7 +55,7 @@ def layout(view: View) -> Any:
     )
     # against a limit far above it all tiles would have one colour
     scaled = "limit" if 2 * fullest.max(initial=0) > view.report.target.bytes_per_tile else "data"
-    too_full = view.report.meta["state"] == "out of memory"  # by the extent, gaps included
+    too_full = view.report.meta["state"] == OUT_OF_MEMORY  # by the extent, gaps included
     return [
         common.controls(
             view,
@@ -365,7 +366,7 @@ def _live_cards(view: View) -> list[Any]:
 
 def _gaps(report: Report) -> str:
     """What is not counted; of a model that does not fit, where that is."""
-    if report.meta["state"] == "out of memory":
+    if report.meta["state"] == OUT_OF_MEMORY:
         return "Without gaps, with which it does not fit: the bytes of each tile have both. "
     return "Gaps excluded. "
 

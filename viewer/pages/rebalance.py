@@ -17,6 +17,7 @@ from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_f
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis.pace import IMPORTED
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import number
 from ipuscope.profiler.units import count as counted
@@ -279,7 +280,7 @@ def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
 def _levers(report: Report, advised: Advised) -> Any:
     """The advisor's proposals besides the split, and how to check them."""
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
-    if not every and report.meta["state"] == "out of memory":
+    if not every and report.meta["state"] == OUT_OF_MEMORY:
         return common.message("No known lever makes it fit. What frees most is above.")
     if not every:
         return common.message("No other known lever gains anything.")

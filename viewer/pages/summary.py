@@ -11,6 +11,7 @@ from dash import Dash, Output, dcc, html
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis import facts, peak, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import bars as bar_figures
 from ipuscope.viewer.figures import memory as memory_figures
@@ -147,7 +148,7 @@ def _confidence(report: Report) -> list[Any]:
 
 def _numbers(of: facts.Facts) -> Any:
     boxes = []
-    if of.state == "out of memory":
+    if of.state == OUT_OF_MEMORY:
         boxes.append(("It does not fit", "so it does not run: see above"))
     elif one := of.speed:
         iteration = f"{of.turn}, {units.seconds(one.seconds)}"
@@ -172,7 +173,7 @@ def _mfu(report: Report, _: Theme, profiles: Profiles) -> Any:
     if report.imported:
         return _box("no MFU", "flops are not in this profile")
     top = peak.peak(report)
-    if top is None or report.meta["state"] == "out of memory":
+    if top is None or report.meta["state"] == OUT_OF_MEMORY:
         return []
     hfu = f"HFU {units.percent(top.hfu)}, of the {peak.SHORT[top.dtype]} peak"
     return _box(f"{units.percent(top.mfu)} MFU", hfu)

@@ -103,7 +103,7 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
         [int(v.tile_bytes[tile]) for v in live],
         sum(int(v.tile_bytes[tile]) for v in live if v.always_live),
     )
-    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, live_contents)
+    return Overflow(tile, at, worst.what, worst.limit, worst.bytes_over, ipu.ipu, live_contents)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
