@@ -122,8 +122,10 @@ def way_to_fit(
     words = f"No combination of up to three levers is predicted to fit{where}."
     if any(one.of_code for one in basis.memory_with(Levers())):
         others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
-        words = f"Code is what is too large{where}: what other settings need only a compile tells"
-        words += f" (ipu-run --with {' or '.join(others)} SCRIPT)." if others else "."
+        words = (
+            f"Its code is too large{where}. Only a compile tells how much code other settings need"
+        )
+        words += f" (try ipu-run --with {' or --with '.join(others)})." if others else "."
     if not basis.can_split:
         return words
     choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)

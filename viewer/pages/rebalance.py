@@ -45,6 +45,7 @@ NAME = "rebalance"
 MOST_STAGES = 64
 MOST_LEVERS = 4
 _MOST_NAMED = 14  # stages that have room for the word
+_LEAST_NAMED = 0.06  # of the row: a narrower stage has its number only
 
 
 def layout(view: View) -> Any:
@@ -380,7 +381,8 @@ def _row(costs: Costs, split: Assignment) -> Any:
         value: Any = {"aria-label": "border of stages", "aria-valuetext": said, **ends}
         value |= {"aria-valuenow": str(first), "data-stage": str(stage)}
         place: Any = {"order": 2 * first - 1}
-        name = html.Span([html.I("stage "), str(stage)])
+        wide = work[first : last + 1].sum() > _LEAST_NAMED * work.sum()
+        name = html.Span([*([html.I("stage ")] if wide else []), str(stage)])
         border = html.Div(
             name, className="border", role="slider", tabIndex="0", style=place, **value
         )
