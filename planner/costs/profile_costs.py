@@ -222,6 +222,9 @@ def check(report: Report) -> None:
             " sharded execution only. Profile the model with PipelinedExecution of stages, without"
             " phases. ipu-report advise has the levers that move no Blocks"
         )
+    empty = sorted(set(range(len(report.stages))) - set(report.blocks["stage"].tolist()))
+    if empty:
+        raise ValueError(f"{report.path} is inconsistent: stage {empty[0]} has no Blocks")
 
 
 def pipelined(report: Report) -> bool:
