@@ -282,6 +282,7 @@ def test_stage_lists_that_return_are_searched_for() -> None:
         cuts=replace(costs.cuts, ahead=copy, back=copy, ties=Ties(("w",), ((0, 7),), (tied,))),
     )
     lists = [*one_an_ipu(3)[:-1], *returning(3, costs)]
+    assert {(0, 1, 2, 0), (0, 1, 2, 1), (0, 1, 0, 2)} <= {*lists}
     split = quickest_split(costs, lists)
     assert split.prediction.assignment.ipus == (0, 1, 2, 0)
     alone = [best_split(costs, ipus=ipus).prediction.total for ipus in lists]
