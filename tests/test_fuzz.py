@@ -134,7 +134,7 @@ def test_doctor_finds_what_does_not_fit(
         base.execute(FOUND[what])
     base.close()
     assert main(["doctor", str(path)]) in (1, 3)
-    for command in ("rebalance", "insights", "summary", "whatif"):
+    for command in ("insights", "whatif"):
         assert main([command, str(path)]) in (0, 1, 3)
     assert "Traceback" not in capsys.readouterr().err
 

@@ -88,14 +88,6 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
         assert main(argv) == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_python_in_the_pages_compiles(page: str) -> None:
-    snippets = blocks(page, "python")
-    assert snippets
-    for number, code in enumerate(snippets):
-        compile(code, f"{page}, block {number}", "exec")
-
-
 def test_the_readmes_model_trains_and_its_profile_answers(tmp_path: Path) -> None:
     code = "\n".join(blocks("README.md", "python"))
     script = tmp_path / "script.py"

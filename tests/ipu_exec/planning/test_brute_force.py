@@ -10,7 +10,7 @@ from benchmarks.plan.brute_force import Case, compile_all, random_case
 from ipu_exec import machine
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_compile_is_better_than_the_plan(seed: int) -> None:
     case = random_case(seed, blocks=3, ipus=2)
     plan = case.plan()
@@ -51,7 +51,7 @@ def test_where_memory_is_short_the_plan_saves_it_as_the_best_compile_does(
     assert obtained.cycles / plan.best.mapping.samples == pytest.approx(least, rel=1e-9), mapping
 
 
-@pytest.mark.parametrize(("seed", "fixed"), [(3, ()), (4, ("recompute=yes",)), (5, ())])
+@pytest.mark.parametrize(("seed", "fixed"), [(3, ()), (4, ("recompute=yes",))])
 def test_predictions_are_within_one_percent_of_cycles_and_two_of_memory(
     seed: int, fixed: tuple[str, ...]
 ) -> None:

@@ -69,7 +69,7 @@ def brute_force(
 
 def test_the_least_maximum_is_brute_forces() -> None:
     random = np.random.default_rng(0)
-    for _ in range(3000):
+    for _ in range(500):
         count = int(random.integers(1, 8))
         stages, width = int(random.integers(1, count + 1)), int(random.integers(1, count + 1))
         cost = random.integers(1, 30, (stages, count, width))
