@@ -22,7 +22,16 @@ from ipuscope.profiler.analysis.movement import host_tensors, movement, movement
 from ipuscope.profiler.analysis.operators import operators, roofline
 from ipuscope.profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from ipuscope.profiler.analysis.pipeline import Bubble, bubble, cycle_table
-from ipuscope.profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
+from ipuscope.profiler.analysis.pod import (
+    alike_ipus,
+    link_loads,
+    link_names,
+    link_slices,
+    link_traffic,
+    loads,
+    pod,
+    shards_of,
+)
 from ipuscope.profiler.analysis.program import program_cycles
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest, step_balance
 
@@ -44,6 +53,9 @@ __all__ = [
     "host_tensors",
     "ipu_costs",
     "link_loads",
+    "link_names",
+    "link_slices",
+    "link_traffic",
     "loads",
     "memory_peaks",
     "movement",

@@ -14,6 +14,7 @@ import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report
+from ipuscope.profiler.analysis import link_slices
 from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
@@ -70,6 +71,11 @@ def layout(view: View) -> Any:
         note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
         height=counter_figures.HEIGHT,
     )
+    of_links = (
+        "How much of each link's rate is used when; a ring's name is what it joins. Pod and"
+        " `ipu-report pod --by links` have the sums."
+    )
+    links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
     return [
         common.controls(
             view,
@@ -96,7 +102,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 html.Aside(causes.card(view, "timeline-causes"), className="causes"),
-                html.Div([_hits(), figure, counters, *_host(view)]),
+                html.Div([_hits(), figure, counters, links, *_host(view)]),
             ],
             className="workspace",
         ),
@@ -188,6 +194,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     causes.register(app, profiles, NAME, "timeline-causes")
     _figures(app, profiles)
+    _counters(app, profiles)
     _sums(app, profiles)
     _details(app, profiles)
 
@@ -249,6 +256,22 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         return figure, result, notes, measured, list(window or ())
 
     @app.callback(
+        Output("timeline-overview", "figure"),
+        *common.param_input(NAME, *_WHAT),
+        common.theme_state(),
+    )
+    def overview(*values: Any) -> Any:
+        *what, where = values
+        it = what_is_asked(profiles, *what)
+        drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
+        over = figures.overview(*drawn, it.left(profiles, where))
+        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
+
+
+def _counters(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the counters and links below the lanes."""
+
+    @app.callback(
         Output("timeline-counters", "figure"),
         Input("timeline-drawn", "data"),
         *timespan.states(NAME, *_WHAT),
@@ -271,16 +294,27 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         return figure
 
     @app.callback(
-        Output("timeline-overview", "figure"),
-        *common.param_input(NAME, *_WHAT),
+        Output("timeline-links", "figure"),
+        Input("timeline-drawn", "data"),
+        *timespan.states(NAME, *_WHAT),
         common.theme_state(),
+        prevent_initial_call=True,
     )
-    def overview(*values: Any) -> Any:
-        *what, where = values
-        it = what_is_asked(profiles, *what)
-        drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
-        over = figures.overview(*drawn, it.left(profiles, where))
-        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
+    def links(_drawn: Any, *values: Any) -> Any:
+        *what, low, high, marks, _, where = values
+        it, theme = what_is_asked(profiles, *what), common.theme_of(where)
+        key = ("link slices", it.run, it.iteration)
+        slices = profiles.made(it.report, key, lambda: link_slices(it.report, *key[1:]))
+        if slices.empty:
+            return counter_figures.nothing("Nothing goes over links.", theme)
+        window = common.window(low, high, it.rows.end)
+        shown = window or (0.0, float(max(1, it.rows.end)))
+        left = max(figures.left_margin(it.rows), it.left(profiles, where))
+        drawn = (shown, it.rows.origin, it.clock, theme, left)
+        figure = counter_figures.links(it.report, slices, *drawn)
+        marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
+        timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
+        return figure
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:
