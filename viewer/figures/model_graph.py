@@ -228,6 +228,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
         ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
         f"text-valign: top; border-width: 1; border-color: {theme.muted}",
         "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
+        "text-margin-y: -14;"
         f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
         f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
         f"target-arrow-color: {theme.muted}",

@@ -27,7 +27,7 @@ from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, cost_rows, refused, tables
+from ipuscope.viewer.pages import common, cost_rows, refused, tables, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details
 from ipuscope.viewer.pages.tables import Column
@@ -246,16 +246,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("costs-grid", "style"),
         Output("costs-trail", "children"),
         *common.param_input(NAME, *_WHAT, "other", "with"),
+        common.theme_state(),
     )
     def rows(profile: Any, *values: Any) -> Any:
-        *what, other, beside = values
+        *what, other, beside, where = values
         report, second = _reports(profiles, profile, other, beside)
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
         note = html.P(shown.note, className="note", role="status")
         height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
-        return shown.rows, tables.definitions(shown.columns), height, [*trail, note]
+        definitions = tables.definitions(shown.columns, window=timespan.width(where))
+        return shown.rows, definitions, height, [*trail, note]
 
     @app.callback(
         Output("costs-chosen", "children"),

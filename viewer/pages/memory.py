@@ -170,6 +170,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         column = "total" if gaps == "with" else "total_excluding_gaps"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
+        columns = 1 if timespan.width(where) < tables.NARROW else 2
         second = _other(profiles, profile, ipu, *other)
         beside = None if second is None else second.tiles(ipu)
         return (
@@ -177,7 +178,7 @@ def register(app: Dash, profiles: Profiles) -> None:
                 by_tile, limit, theme, _tile(report, ipu, tile), gaps == "with", to_limit, beside
             ),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
-            figures.categories(_fullest(report.memory(), ipu), theme),
+            figures.categories(_fullest(report.memory(), ipu), theme, columns),
         )
 
     @app.callback(

@@ -71,21 +71,18 @@ def layout(view: View) -> Any:
         note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
         height=counter_figures.HEIGHT,
     )
-    of_links = (
-        "How much of each link's rate is used when; a ring's name is what it joins. Pod and"
-        " `ipu-report pod --by links` have the sums."
-    )
+    of_links = "How much of each link's rate is used when; a ring has the name of what it joins."
     links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
     return [
         common.controls(
             view,
             common.search(view, "find", "find by name"),
             common.switch(view, "level", "show", LEVELS, "auto"),
-            common.choice(view, "ipu", "IPU", ipus, "all"),
             folded,
             tracks,
             common.unit_switch(view),
             common.more(
+                common.choice(view, "ipu", "IPU alone", ipus, "all"),
                 pinned,
                 common.choice(view, "follow", "follow a micro-batch", which, "none"),
                 *common.run_choices(view),
