@@ -245,7 +245,7 @@ def _insights(report: Report) -> Section:
         (
             one.gain_in_words.replace("<=", "≤"),
             sentence(one.title),
-            one.detail,
+            one.why,
             "\n".join([one.change_in_words, *one.code]),
         )
         for one in changes
