@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ipuscope.planner.levers.waits import Waits
+from ipuscope.profiler.analysis import held_at_peak
 from ipuscope.profiler.units import sentence, size
 
 if TYPE_CHECKING:
@@ -71,18 +72,16 @@ class Insight:
 def with_line(report: Report, path: pd.DataFrame | None, one: Insight) -> Insight:
     """The finding with the line whose operators have most of its cycles of the path.
 
-    Without cycles: with that of the largest variable on the tile that its page shows. As it is if
+    Without cycles: with that of the largest variable on the fullest tile of its IPU. As it is if
     options are what to change, not the model.
     """
     if one.code or (one.change and "starts" not in one.change):
         return one
-    there = re.fullmatch(r"/memory\?ipu=(\d+)(?:&tile=(\d+))?", one.where)
+    there = re.match(r"/memory\?ipu=(\d+)", one.where)
     if one.waits is not None and path is not None:
         most = path.loc[one.waits.of(path) & (path["op"] >= 0).to_numpy(), ["op", "cycles"]]
     elif there is not None:
-        ipu, tiles = int(there[1]), report.tile_columns(int(there[1]))
-        tile = int(there[2] or np.argmax(tiles["total"]))
-        live = report.live_variables(ipu, int(tiles["peak_step"][tile]), tile)
+        live = held_at_peak(report, int(there[1]))
         most = live.loc[live["op"] >= 0, ["op", "bytes"]].head(1)
     else:
         return one

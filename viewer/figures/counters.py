@@ -237,9 +237,6 @@ def nothing(words: str, theme: Theme) -> Drawing:
     return Drawing([], {**layout, "annotations": [{**note, "xref": "paper", "yref": "paper"}]})
 
 
-# -- the host ---
-
-
 _MOST_EVENTS = 20_000  # events drawn, the longest
 
 

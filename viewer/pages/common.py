@@ -156,9 +156,6 @@ def parse(search: str | None) -> dict[str, str]:
     return {name: values[-1] for name, values in pairs.items()}
 
 
-# -- parameters ---
-
-
 def param_id(page: str, name: str) -> dict[str, str]:
     """The id of a page's control, whose state goes into the address."""
     return {"page": page, "param": name}
@@ -405,9 +402,6 @@ def run_choices(view: View) -> list[Children]:
     ]
 
 
-# -- cards and figures ---
-
-
 def card(title: str, *children: Children, note: str = "", tools: bool = False) -> Children:
     """A titled part of a page. ``tools``: it has a figure, which can be saved."""
     head: list[Children] = [html.H2(title)]
@@ -566,8 +560,6 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
     """The theme that the address asks for."""
     return themes.theme((where or {}).get("theme"))
 
-
-# -- zooming ---
 
 # Where an axis was zoomed or dragged to, in units of ``meta.scale``; "" for all, cut at the ends.
 _ZOOM = """

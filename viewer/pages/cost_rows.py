@@ -354,9 +354,6 @@ def _steps(report: Report, operator: int, depth: int) -> list[dict[str, Any]]:
     ]
 
 
-# -- the program, as it runs ---
-
-
 def _of_program(profiles: Profiles, report: Report, wanted: Wanted) -> Shown:
     flipped = {common.whole(id[1:], -1) for id in wanted.toggled if id[:1] == "n"} - {-1}
     if not (wanted.find or flipped):

@@ -281,9 +281,6 @@ def _reports(profiles: Profiles, profile: Any, *other: Any) -> tuple[Report, Rep
     return profiles.get(profile), common.other_of(profiles, profile, *other)
 
 
-# -- the flame graph ---
-
-
 def leaves_of(
     profiles: Profiles, report: Report, measure: str, order: str, together: bool
 ) -> pd.DataFrame:
@@ -432,9 +429,6 @@ def _button(path: Path, name: str) -> Any:
     return html.Button(name, id={"part": figures.id_of(path)}, className="link", n_clicks=0)
 
 
-# -- an operator ---
-
-
 def operator_details(profiles: Profiles, report: Report, number: int, theme: Theme) -> list[Any]:
     """Details of an operator, and its balance over tiles."""
     clock = Clock(report.target.clock_hz)
@@ -495,9 +489,6 @@ def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
 
 
 PAGE = Page("/costs", "Costs", layout, register, "Cycles and bytes by module, operator and step")
-
-
-# -- the source ---
 
 
 HEADS = ("forward", "backward", "update", "again", "bytes", "IPU", "", "")

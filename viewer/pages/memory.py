@@ -326,9 +326,6 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
 PAGE = Page("/memory", "Memory", layout, register, "Bytes of each tile, and what they are for")
 
 
-# -- what is live when ---
-
-
 LIFETIMES = 24  # bars at the most
 
 
