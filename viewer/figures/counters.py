@@ -19,7 +19,7 @@ from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above
 from ipuscope.viewer.figures.memory import MIB
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.trace import Trace
-from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.figures.units import Clock, percent
 
 BINS = 600
 HEIGHT = 300
@@ -191,11 +191,13 @@ def links(
     theme: Theme,
     left: int = 0,
 ) -> Drawing:
-    """A row for each link, the more coloured the more of its rate is used.
+    """A row for each link and its mean, the more coloured the more of its rate is used.
 
     ``slices``: of `ipuscope.profiler.analysis.link_slices`; ``window``: cycles from ``origin``.
     """
-    names = analysis.link_names(analysis.link_loads(report))
+    of = analysis.link_loads(report)
+    shares = map(percent, of["busy"].tolist())
+    names = [f"{one} · {busy}" for one, busy in zip(analysis.link_names(of), shares, strict=True)]
     half = (window[1] - window[0]) / 2  # a margin for dragging
     edges = np.linspace(window[0] - half, window[1] + half, BINS + 1)
     share = analysis.link_traffic(report, slices, edges + origin)
@@ -210,7 +212,7 @@ def links(
         "colorscale": [[0, theme.page], [1, _LINK[theme.name]]],
         "showscale": False,
         "ygap": 2,
-        "hovertemplate": "%{y}<br>%{z:.1f}% of the link's rate<extra></extra>",
+        "hovertemplate": "%{y} of the time<br>now %{z:.1f}% of its rate<extra></extra>",
     }
     longest = 12 + 6 * max(map(len, names), default=0)
     darkest = f"darkest: {top:.0f}% of a link's rate"

@@ -12,7 +12,7 @@ from ipuscope.profiler.analysis.hierarchy import Path
 from ipuscope.profiler.report import DAMAGED
 from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
-from ipuscope.viewer.figures.flame import SEPARATOR, id_of, path_of
+from ipuscope.viewer.figures.flame import id_of, path_of
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import Page, View
@@ -93,21 +93,10 @@ def layout(view: View) -> Any:
     ]
 
 
-_CLICK = """
-function(click, at) {
-    const point = click && click.points && click.points[0], none = window.dash_clientside.no_update;
-    const path = (at || '').split('@@').filter((one) => one);
-    if (!point || path.length > 1) { return none; }
-    if ('AB'.includes(point.y) || point.y.endsWith(' more')) { return none; }
-    return [...path, point.y].join('@@');
-}
-""".replace("@@", SEPARATOR)
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     app.clientside_callback(
-        _CLICK,
+        common.script("compared"),
         Output(common.param_id(NAME, "at"), "value"),
         Input("compare-path", "clickData"),
         common.param_state(NAME, "at"),

@@ -155,58 +155,24 @@ def _stages(report: Report) -> list[tuple[str, str]]:
     return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
 
 
-# A click on a part shows it alone; a click on the topmost, its parent.
-_INTO = """
-function(click, at) {
-    const point = click && click.points && click.points[0];
-    if (!point || point.id === undefined) { return window.dash_clientside.no_update; }
-    const nameOf = (id) => (id === 'all' || !id ? '' : String(id));
-    return nameOf(point.id) === (at || '') ? nameOf(point.parent) : nameOf(point.id);
-}
-"""
-
-# A click on a point of the roofline: its operator.
-_POINT = """
-function(click) {
-    const point = click && click.points && click.points[0];
-    const isPoint = point && point.id === undefined && Number.isInteger(point.customdata);
-    return isPoint ? String(point.customdata) : window.dash_clientside.no_update;
-}
-"""
-
-# A click on a row opens or closes it; an operator or a step also gets details.
-_OPEN = """
-function(click, toggled) {
-    const none = window.dash_clientside.no_update;
-    if (!click || !click.rowId) { return [none, none, none]; }
-    const id = String(click.rowId), number = id.slice(1);
-    if (id[0] === 's') { return [none, none, number]; }
-    const open = new Set((toggled || '').split(',').filter((one) => one));
-    if (!open.delete(id)) { open.add(id); }
-    const chosen = id[0] === 'o';
-    return [Array.from(open).join(','), chosen ? number : none, chosen ? '' : none];
-}
-"""
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     at, toggled = common.param_id(NAME, "at"), common.param_id(NAME, "toggled")
     app.clientside_callback(
-        _INTO,
+        common.script("flamePart"),
         Output(at, "value"),
         Input("flame-graph", "clickData"),
         common.param_state(NAME, "at"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _POINT,
+        common.script("rooflinePoint"),
         Output(common.param_id(NAME, "op"), "value", allow_duplicate=True),
         Input("flame-graph", "clickData"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _OPEN,
+        common.script("costRow"),
         Output(toggled, "value"),
         Output(common.param_id(NAME, "op"), "value"),
         Output(common.param_id(NAME, "node"), "value"),

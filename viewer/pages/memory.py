@@ -118,36 +118,17 @@ def layout(view: View) -> Any:
     ]
 
 
-_CLICK = """
-function(line, chip, variable) {
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const at = by && by.value && by.value.points && by.value.points[0];
-    if (!at) { return window.dash_clientside.no_update; }
-    return at.customdata !== undefined ? at.customdata : Math.round(at.x);
-}
-"""
-
-
-_CHOSEN = """
-function(clicks) {
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const none = window.dash_clientside.no_update;
-    return by && by.value && by.value.rowId !== undefined ? String(by.value.rowId) : none;
-}
-"""
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     _register_live(app, profiles)
     app.clientside_callback(
-        _CHOSEN,
+        common.script("variable"),
         Output(common.param_id(NAME, "variable"), "value"),
         Input({"variables": ALL}, "cellClicked"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _CLICK,
+        common.script("tile"),
         Output(common.param_id(NAME, "tile"), "value"),
         Input("memory-tiles", "clickData"),
         Input("memory-chip", "clickData"),
@@ -369,24 +350,12 @@ def _gaps(report: Report) -> str:
     return "Gaps excluded. "
 
 
-_CLICK_STEP = """
-function(heat, steps) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const at = by && by.value && by.value.points && by.value.points[0];
-    if (!at) { return none; }
-    if (by.prop_id.startsWith('liveness-steps')) { return [Math.floor(at.x), none[1]]; }
-    return at.curveNumber === 0 ? [Math.floor(at.x), Math.floor(at.y)] : none;
-}
-"""
-
-
 def _register_live(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
     app.clientside_callback(
-        _CLICK_STEP,
+        common.script("livePoint"),
         Output(common.param_id(NAME, "step"), "value"),
         Output(common.param_id(NAME, "tile"), "value", allow_duplicate=True),
         Input("liveness-heat", "clickData"),

@@ -71,7 +71,7 @@ def layout(view: View) -> Any:
         note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
         height=counter_figures.HEIGHT,
     )
-    of_links = "How much of each link's rate is used when; a ring has the name of what it joins."
+    of_links = "The share of each link's rate in use; beside its name, of a whole update."
     links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
     return [
         common.controls(
@@ -137,46 +137,14 @@ def _host(view: View) -> list[Any]:
     ]
 
 
-_SELECTED = """
-function(selected, figure) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    const range = selected && selected.range && selected.range.x;
-    if (!range) { return none; }
-    const { scale, end } = figure.layout.meta;
-    const [low, high] = range.map((at) => at / scale).sort((a, b) => a - b);
-    return [String(Math.max(0, Math.floor(low))), String(Math.min(end, Math.ceil(high)))];
-}
-"""
-
 _WHAT = ("profile", "run", "iteration", "span", "ipu", "level", *timespan.LANES, "unit")
-
-# Marks the part that is drawn on the overview: a shape, without drawing its curve again.
-_MARK = """
-function(drawn, figure) {
-    const mark = (again) => {
-        const plot = document.querySelector('#timeline-overview .js-plotly-plot');
-        if (!plot || !plot.layout || !plot.layout.meta) {
-            if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
-            return;
-        }
-        const scale = plot.layout.meta.scale;
-        const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
-        const shapes = drawn && drawn.length ? [{ ...whole,
-            x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
-            line: { width: 1, color: '#808a96' } }] : [];
-        window.Plotly.relayout(plot, { shapes, selections: [] });
-    };
-    setTimeout(() => mark(40), 150);
-    return drawn;
-}
-"""
 
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     common.zooms(app, NAME, "timeline-rows")
     app.clientside_callback(
-        _SELECTED,
+        common.script("overviewPart"),
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
         Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
         Input("timeline-overview", "selectedData"),
@@ -184,7 +152,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _MARK,
+        common.script("markOverview"),
         Output("timeline-marked", "data"),
         Input("timeline-drawn", "data"),
         Input("timeline-overview", "figure"),
