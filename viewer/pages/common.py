@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report, units
 from ipuscope.viewer.figures import theme as themes
@@ -156,12 +156,14 @@ def parse(search: str | None) -> dict[str, str]:
     return {name: values[-1] for name, values in pairs.items()}
 
 
-# -- parameters ---
-
-
 def param_id(page: str, name: str) -> dict[str, str]:
     """The id of a page's control, whose state goes into the address."""
     return {"page": page, "param": name}
+
+
+def script(name: str) -> ClientsideFunction:
+    """A function of assets/pages.js, for a callback in the browser."""
+    return ClientsideFunction("pages", name)
 
 
 def param_input(page: str, *names: str) -> list[Input]:
@@ -405,9 +407,6 @@ def run_choices(view: View) -> list[Children]:
     ]
 
 
-# -- cards and figures ---
-
-
 def card(title: str, *children: Children, note: str = "", tools: bool = False) -> Children:
     """A titled part of a page. ``tools``: it has a figure, which can be saved."""
     head: list[Children] = [html.H2(title)]
@@ -567,26 +566,6 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
     return themes.theme((where or {}).get("theme"))
 
 
-# -- zooming ---
-
-# Where an axis was zoomed or dragged to, in units of ``meta.scale``; "" for all, cut at the ends.
-_ZOOM = """
-function(relayout, figure) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    if (!relayout) { return none; }
-    if (relayout['AXIS.autorange']) { return ['', '']; }
-    const low = relayout['AXIS.range[0]'] ?? (relayout['AXIS.range'] || [])[0];
-    const high = relayout['AXIS.range[1]'] ?? (relayout['AXIS.range'] || [])[1];
-    if (low === undefined || high === undefined) { return none; }
-    const meta = ((figure || {}).layout || {}).meta || {};
-    const scale = 'AXIS' === 'xaxis' && meta.scale || 1;
-    const end = ('AXIS' === 'xaxis' ? meta.end : meta.high) || Infinity;
-    const ends = [Math.max(0, Math.floor(low / scale)), Math.min(end, Math.ceil(high / scale))];
-    return ends[0] < ends[1] ? ends.map(String) : ['', ''];
-}
-"""
-
-
 def zoomable(
     figure: go.Figure | Drawing,
     page: str,
@@ -611,7 +590,7 @@ def zooms(
 ) -> None:
     """Keep the zoom of an axis of a graph in two hidden parameters."""
     app.clientside_callback(
-        _ZOOM.replace("AXIS", axis),
+        script(f"zoom_{axis[0]}"),
         Output(param_id(page, low), "value"),
         Output(param_id(page, high), "value"),
         Input(graph_id, "relayoutData"),
