@@ -49,9 +49,24 @@ class Target:
         return self.board_link_bytes_per_second / self.clock_hz
 
     @property
-    def gateway_bytes_per_cycle(self) -> float:
+    def rack_link_bytes_per_cycle(self) -> float:
         """Bytes per cycle between racks, in one direction."""
         return self.gateway_bytes_per_second / self.clock_hz
+
+    @property
+    def link_latency(self) -> int:
+        """Cycles before the first byte arrives from a neighbour."""
+        return round(LINK_LATENCY_SECONDS * self.clock_hz)
+
+    @property
+    def link_hop_latency(self) -> float:
+        """Cycles more for each further hop."""
+        return LINK_HOP_SECONDS * self.clock_hz
+
+    @property
+    def gateway_latency(self) -> float:
+        """Cycles more over a gateway."""
+        return self.gateway_latency_seconds * self.clock_hz
 
     def seconds(self, cycles: float) -> float:
         """Seconds that this number of cycles takes."""
@@ -93,13 +108,13 @@ def header(target: Target) -> dict[str, float]:
         "stream_step": STREAM_STEP_CYCLES,
         "slice_cycles": SLICE_CYCLES,
         "slice_bytes_per_cycle": SLICE_BYTES_PER_CYCLE,
-        "link_latency": round(LINK_LATENCY_SECONDS * target.clock_hz),
-        "link_hop_latency": LINK_HOP_SECONDS * target.clock_hz,
+        "link_latency": target.link_latency,
+        "link_hop_latency": target.link_hop_latency,
         "link_bytes_per_cycle": target.link_bytes_per_cycle,
         "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
         "ipus_per_board": target.ipus_per_board,
-        "link_bytes_per_cycle_between_racks": target.gateway_bytes_per_cycle,
-        "gateway_latency": target.gateway_latency_seconds * target.clock_hz,
+        "link_bytes_per_cycle_between_racks": target.rack_link_bytes_per_cycle,
+        "gateway_latency": target.gateway_latency,
         "ipus_per_rack": target.ipus_per_rack,
         "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
     }

@@ -96,7 +96,7 @@ def _look(state: State, priced: Priced) -> None:
         state.tell(str(priced.key))
 
     engine = state.engine
-    outcome = look_into(priced, state.question, engine.rings, state.best, add_new, each=engine.each)
+    outcome = look_into(priced, state.question, state.best, add_new, each=engine.each)
     state.outcomes[priced.key] = outcome
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
@@ -278,8 +278,8 @@ def _several_replicas(priced: Priced, question: Question) -> list[int]:
 def _bound_in_parts(state: State, wanted: Sequence[tuple[Priced, int]]) -> None:
     """Find what each may reach with state in parts on so many replicas, where nobody did."""
     unknown = [(one, count) for one, count in wanted if (one.key, count) not in state.bounds]
-    best, rings = state.best, state.engine.rings
-    arguments = [(one, count, state.question, rings, best) for one, count in unknown]
+    best = state.best
+    arguments = [(one, count, state.question, best) for one, count in unknown]
     outcomes = state.engine.each(free_in_parts, arguments)
     for (priced, replicas), outcome in zip(unknown, outcomes, strict=True):
         reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)

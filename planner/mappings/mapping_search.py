@@ -20,7 +20,6 @@ from ipuscope.planner.mappings.plan import SHARES, Candidate, worth
 from ipuscope.planner.mappings.priced import (
     Place,
     Priced,
-    RingsOf,
     choices_of,
     coming_back,
     keeps_are_cheapest,
@@ -85,7 +84,6 @@ def one_by_one(function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -
 def look_into(
     priced: Priced,
     question: Question,
-    rings: RingsOf,
     best: Candidate | None = None,
     on_candidate: Callable[[Candidate], None] = lambda candidate: None,
     at_least: int = _LOOKED_AT,
@@ -98,7 +96,7 @@ def look_into(
     (`ipuscope.planner.mappings.engine.Engine.each`) splits some at a time.
     """
     to_beat = worth(best, question.objective) if best is not None else None
-    promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
+    promised = [(_promise(place, question), place) for place in places(priced, question)]
     waiting = sorted(promised, key=_in_order, reverse=True)
     candidates: list[Candidate] = []
     failures: list[Failure] = []
@@ -111,7 +109,7 @@ def look_into(
             waiting = [one for one in waiting if one[0] > to_beat]
         wave, waiting = _a_wave(waiting, too_few, missing if missing > 0 else _AT_ONCE)
         how = (False, False, or_much_quicker)
-        outcomes = each(try_split, [(place, question, rings, beat, *how) for place in wave])
+        outcomes = each(try_split, [(place, question, beat, *how) for place in wave])
         for place, outcome in zip(wave, outcomes, strict=True):
             if isinstance(outcome, Failure):
                 failures.append(outcome)
@@ -125,13 +123,13 @@ def look_into(
     return Outcome(tuple(candidates), tuple(failures), open_rate, len(promised))
 
 
-def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Outcome:
+def beating(priced: Priced, question: Question, best: Candidate | None) -> Outcome:
     """The splits by these costs that are better than the best."""
-    return look_into(priced, question, rings, best, at_least=0)
+    return look_into(priced, question, best, at_least=0)
 
 
 def free_in_parts(
-    priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
+    priced: Priced, replicas: int, question: Question, best: Candidate | None
 ) -> Outcome:
     """What could beat the best with so many replicas if state took neither time nor memory."""
     costs = priced.costs
@@ -141,7 +139,7 @@ def free_in_parts(
         memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
     )
     only = replace(question, fixed={**question.fixed, "r": replicas})
-    return beating(replace(priced, costs=free), only, rings, best)
+    return beating(replace(priced, costs=free), only, best)
 
 
 _Promised = tuple[tuple[float, ...], Place]
@@ -163,9 +161,7 @@ def _a_wave(
     return wave, left
 
 
-def rebalanced(
-    place: Place, question: Question, rings: RingsOf, best: Candidate
-) -> tuple[Candidate, ...]:
+def rebalanced(place: Place, question: Question, best: Candidate) -> tuple[Candidate, ...]:
     """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
 
     Those of `ipuscope.planner.search.split_search.quickest`, and of lists that come back to any
@@ -176,7 +172,7 @@ def rebalanced(
     here = replace(question, ipus=place.attached, fixed=fixed)
     others = [*places(priced, here), *coming_back(place, here)]
     others = [option for option in others if option.ipus != place.ipus]
-    promised = [(_promise(option, question, rings), option) for option in others]
+    promised = [(_promise(option, question), option) for option in others]
     too_few = _TooFew(priced, here)
     candidates = list[Candidate]()
     for bound, option in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
@@ -184,9 +180,9 @@ def rebalanced(
         if not own and (bound <= to_beat or (apart and too_few.for_weights_of(option))):
             continue
         beat = None if own else to_beat
-        outcome = try_split(option, question, rings, beat, exact=own)
+        outcome = try_split(option, question, beat, exact=own)
         if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
-            outcome = try_split(option, question, rings, beat, exact=True)
+            outcome = try_split(option, question, beat, exact=True)
         if isinstance(outcome, Failure):
             too_few.add(option)
         elif outcome is not None:
@@ -195,7 +191,7 @@ def rebalanced(
     return tuple(candidates)
 
 
-def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
+def come_back(priced: Priced, question: Question) -> tuple[Candidate, ...]:
     """Splits for models that no `ipuscope.planner.mappings.priced.places` hold, ever quicker.
 
     Two small stages may fit on one IPU where one stage an IPU is too much for one of them. If none
@@ -203,16 +199,16 @@ def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candi
     """
     usual = places(priced, question)
     back = [one for place in usual for one in coming_back(place, question)]
-    return _ever_quicker(priced, question, rings, back, strictly) or _ever_quicker(
-        priced, question, rings, [*usual, *back], or_close
+    return _ever_quicker(priced, question, back, strictly) or _ever_quicker(
+        priced, question, [*usual, *back], or_close
     )
 
 
 def _ever_quicker(
-    priced: Priced, question: Question, rings: RingsOf, every: list[Place], within: Within
+    priced: Priced, question: Question, every: list[Place], within: Within
 ) -> tuple[Candidate, ...]:
     once = {(option.ipus, option.replicas): option for option in every}
-    promised = [(_promise(option, question, rings), option) for option in once.values()]
+    promised = [(_promise(option, question), option) for option in once.values()]
     # memory does not depend on the number of replicas
     too_much = set[tuple[int, ...]]()
     candidates = list[Candidate]()
@@ -220,7 +216,7 @@ def _ever_quicker(
     for bound, option in sorted(promised, key=_in_order, reverse=True):
         if option.ipus in too_much or bound <= to_beat:
             continue
-        outcome = try_split(option, question, rings, to_beat or None, within=within)
+        outcome = try_split(option, question, to_beat or None, within=within)
         if isinstance(outcome, Failure):
             too_much.add(option.ipus)
         elif outcome is not None:
@@ -240,7 +236,6 @@ def _may_beat(candidate: Candidate, question: Question, to_beat: tuple[float, ..
 def try_split(
     place: Place,
     question: Question,
-    rings: RingsOf,
     beat: tuple[float, ...] | None,
     surely: bool = False,
     exact: bool = False,
@@ -248,7 +243,7 @@ def try_split(
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, surely, exact, within)
+        return split_onto(place, question, beat, surely, exact, within)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -289,9 +284,9 @@ class _TooFew:
             self._numbers.add(place.pipeline)
 
 
-def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
+def _promise(place: Place, question: Question) -> tuple[float, ...]:
     """An upper bound of the worth (`ipuscope.planner.mappings.plan.worth`)."""
-    costs = place.costs(rings)
+    costs = place.costs
     cycles = max(1, cycles_at_least(costs, place.ipus))
     rate = question.global_batch * costs.machine.clock_hz / cycles
     if question.objective == "fewest-ipus":
@@ -305,7 +300,6 @@ def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, .
 def split_onto(
     place: Place,
     question: Question,
-    rings: RingsOf,
     beat: tuple[float, ...] | None = None,
     surely: bool = False,
     exact: bool = False,
@@ -319,7 +313,7 @@ def split_onto(
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
-    costs, choices = place.costs(rings), choices_of(place, question)
+    costs, choices = place.costs, choices_of(place, question)
     if len(place.ipus) == 1 and not costs.recompute_alone:
         costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
@@ -404,12 +398,12 @@ def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:
 
 
 def predicted(
-    priced: Priced, mapping: Mapping, rings: RingsOf, proven: bool = False, gap: float = 0.0
+    priced: Priced, mapping: Mapping, proven: bool = False, gap: float = 0.0
 ) -> Candidate:
     """What the costs predict for a given mapping."""
     ipus = tuple(stage.ipu for stage in mapping.stages)
     place = Place(priced, ipus, mapping.replicas, mapping.accumulation)
-    costs = place.costs(rings)
+    costs = place.costs
     return candidate_of(place, costs, what_if(costs, assignment_of(mapping, costs)), proven, gap)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.all_reduce import Rings, rings_of
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, attached
@@ -20,9 +19,6 @@ from ipuscope.profiler.timeline import closed_forms
 
 _WORK = (Direction.FORWARD, Direction.BACKWARD)
 _EXCHANGED = ("exchange", "sync")
-
-# What a ring of replicas costs: of t IPUs a stage, pipelines of so many IPUs, and so many replicas
-RingsOf = Callable[[int, int, int], Rings]
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,8 @@ class Place:
         """IPUs that it takes."""
         return self.priced.key.shards * attached(self.pipeline) * self.replicas
 
-    def costs(self, rings: RingsOf) -> Costs:
+    @property
+    def costs(self) -> Costs:
         """The costs of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
         if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
@@ -88,10 +85,11 @@ class Place:
             samples=key.micro_batch * self.replicas,
             replicas=self.replicas,
             reduce=0,
-            rings=self._rings(rings) if costs.training and self.replicas > 1 else None,
+            rings=self._rings if costs.training and self.replicas > 1 else None,
         )
 
-    def _rings(self, rings: RingsOf) -> Rings:
+    @property
+    def _rings(self) -> Rings:
         """The rings of these replicas.
 
         State in parts scatters gradients and gathers weights: as many bytes as an all-reduce, in
@@ -99,10 +97,10 @@ class Place:
         from the compile.
         """
         key, costs = self.priced.key, self.priced.costs
-        whole = rings(key.shards, self.pipeline, self.replicas)
+        whole = rings_of(costs.machine, key.shards, self.pipeline, self.replicas)
         if not key.in_parts:
             return whole
-        compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
+        compiled = rings_of(costs.machine, key.shards, max(costs.ipus) + 1, key.in_parts)
         where = np.array(costs.ipus)[costs.stage]
         nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
         longer = costs.reduce - int(compiled.cycles(nbytes).max())

@@ -13,9 +13,9 @@ import torch
 
 import ipu_exec
 from ipu_exec import CommGroupType, VariableRetrievalMode
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.machine import TARGETS
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 
 ONE, ALL = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
 ROWS, COLUMNS, MICRO = 16, 24, 4

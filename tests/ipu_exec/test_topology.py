@@ -6,7 +6,8 @@ from math import ceil
 
 import pytest
 
-from ipu_exec.base.topology import (
+from ipu_exec.machine import TARGETS
+from ipuscope.profiler.timeline.links import (
     Span,
     gateways,
     latency_cycles,
@@ -16,7 +17,6 @@ from ipu_exec.base.topology import (
     ring_cycles,
     same_board,
 )
-from ipu_exec.machine import TARGETS
 
 MK2 = TARGETS["mk2"]
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings import Key, Mapping, Obtained, Question
@@ -29,17 +28,12 @@ IPUS = 4
 EVERY_WAY = tuple(Choice(again, off) for again in (False, True) for off in (False, True))
 
 
-def no_rings(shards: int, pipeline: int, replicas: int) -> Rings:
-    return Rings(np.zeros(pipeline, dtype=np.int64), np.zeros(pipeline))
-
-
 @dataclass(frozen=True)
 class Given:
     """An engine whose compiles give these costs: for prices, and in full."""
 
     first: Costs
     in_full: Costs
-    rings: Callable[[int, int, int], Rings] = no_rings
     peak: float = 1.0
 
     def own(self) -> None:
@@ -54,7 +48,7 @@ class Given:
     def settle(self, mappings: Sequence[Mapping]) -> Iterator[Settled]:
         for mapping in mappings:
             priced = Priced(mapping.key, self.in_full)
-            came = predicted(priced, mapping, self.rings)
+            came = predicted(priced, mapping)
             problem = "out of memory" if came.fullest > came.limit else ""
             yield Settled(mapping, Obtained(came.cycles, came.fullest, problem), priced)
 

@@ -12,7 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from ipu_exec.base.topology import latency_cycles, link_rate, ring_cycles
 from ipu_exec.compiler.emission.bodies import (
     OFF_CHIP,
     Move,
@@ -37,6 +36,7 @@ from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import latency_cycles, link_rate, ring_cycles
 
 # Copies of an overlapped stream on the I/O tiles: it is filled while the compute tiles work on
 # their copy ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion
 from ipu_exec.lowering.operator_info import describe
 from ipu_exec.lowering.plan import Collective, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
+from ipuscope.profiler.timeline.links import ring_cycles
 
 describe("_c10d_functional.wait_tensor", view=True, popart_name="Identity")
 

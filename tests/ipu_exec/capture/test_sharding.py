@@ -22,11 +22,11 @@ from torch.distributed.tensor.parallel import (
 import ipu_exec
 from examples.models import Example, gpt3
 from examples.models.gpt2 import Decoder, Gpt2Config
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 
 CONFIG = Gpt2Config(hidden=256, heads=8, sequence=64)
 PLAN = {

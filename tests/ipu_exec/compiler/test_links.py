@@ -9,11 +9,11 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import link_hops, link_latency_cycles, link_rate
 from tests.models import Mlp, mean_square
 
 MK2 = TARGETS["mk2"]

@@ -17,7 +17,6 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution
-from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS
@@ -28,6 +27,7 @@ from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler.analysis import fullest_tiles
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import link_hops, link_latency_cycles, link_rate
 from ipuscope.reports.cli import main as ipu_report
 from tests.models import Mlp, model_of
 

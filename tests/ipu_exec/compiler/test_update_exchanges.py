@@ -10,7 +10,6 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.base.topology import latency_cycles, link_rate
 from ipu_exec.compiler.emission.bodies import Body, Move, ProgramStep
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.emission.update_exchanges import update_exchanges, wait_for_senders
@@ -20,6 +19,7 @@ from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import latency_cycles, link_rate
 from tests.models import Mlp
 
 STAGES, SCALAR = 3, 4  # stages; bytes of a norm
