@@ -12,9 +12,10 @@ from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import STATES, Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
+from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
@@ -92,7 +93,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
             levers = reduce(Levers.over, some, Levers())
             found = _that_fits_with(basis, levers, ipus)
             if found is not None:
-                fitting.append((levers.half, *found, levers))
+                fitting.append((bool(levers.half), *found, levers))
         if fitting:
             _, _, split, levers = min(fitting, key=lambda one: one[:2])
             return replace(levers, split=split)

@@ -9,7 +9,7 @@ from math import log2
 from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import (
     KEEP,
@@ -24,11 +24,15 @@ from ipuscope.planner.levers.registry import (
     singles,
     title,
 )
+from ipuscope.planner.levers.settings import STATES, Levers
+from ipuscope.planner.mappings.mapping import Key, attached
+from ipuscope.planner.mappings.mapping_search import assignment_of, best_of
+from ipuscope.planner.mappings.plan import Candidate
+from ipuscope.planner.mappings.priced import Priced
+from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
-from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.returning_stages import back_home
-from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 
@@ -104,7 +108,7 @@ def _usual_splits(basis: Basis) -> bool:
 def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
-    levers = [*singles(basis, allowed), *_splits(basis, splits)]
+    levers = [*singles(basis, allowed), *_splits(basis, Levers(), splits)]
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
@@ -123,7 +127,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    exact = replace(levers, half=False, micro_batch=0)
+    exact = replace(levers, half=None, micro_batch=0)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
     doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
     return Advice(
@@ -180,11 +184,14 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 # -- settings of each lever ---
 
 
-def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int, int]]:
+def _batches(
+    basis: Basis, allowed: Allowed, stages: int = 0, replicas: int = 0
+) -> list[tuple[int, int]]:
     """(micro-batch size, number of micro-batches) to try; 0: as now."""
-    batches = [(0, 0), *cuts(basis, stages)]
+    per_update = replicas or basis.replicas
+    now = cuts(basis, stages, per_update)
+    batches = [*([] if replicas else [(0, 0)]), *now]
     if allowed.samples:
-        per_update = basis.costs.samples // basis.micro_batch
         for size in (0, *LEVERS["micro_batch"].settings(basis, allowed)):
             samples = (size or basis.micro_batch) * per_update
             some = counts(basis, allowed.samples, stages)
@@ -193,24 +200,42 @@ def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int,
     return list(dict.fromkeys(batches))
 
 
-def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
-    if basis.can_split:
-        yield from (Levers(split=one) for one in other_splits(basis.costs, basis.present, splits))
+def _splits(basis: Basis, levers: Levers, thorough: bool) -> Iterator[Levers]:
+    """The levers with splits worth trying: tied weights at home, and what a plan answers."""
+    if not basis.can_split:
+        return
+    costs, present = basis.costs_with(levers), basis.present
+    if not levers.replicas:
+        yield from (replace(levers, split=one) for one in back_home(costs, present))
+    best = _of_a_plan(basis, levers) if thorough else None
+    if best is None:
+        return
+    mapping, split = best.mapping, assignment_of(best.mapping, costs)
+    split = split if costs.choices else replace(split, choices=())
+    if mapping.replicas != basis.replicas:
+        count = mapping.accumulation
+        yield replace(levers, split=split, replicas=mapping.replicas, micro_batches=count)
+    elif not levers.replicas and (split.starts, split.ipus) != (present.starts, present.ipus):
+        yield replace(levers, split=split)
 
 
-def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[Assignment]:
-    """Splits worth trying: tied weights at home, and the quickest if stages are few."""
-    yield from back_home(costs, present)
-    most = len(set(present.ipus))
-    if not thorough or most > _FEW_STAGES or len(costs) < 2:
-        return
-    try:
-        best = quickest(costs)
-    except ValueError:
-        return
-    assignment = best.prediction.assignment
-    if (assignment.starts, assignment.ipus) != (present.starts, present.ipus):
-        yield replace(assignment, choices=())
+def _of_a_plan(basis: Basis, levers: Levers) -> Candidate | None:
+    """What the search of ``ipu-run --plan`` finds on as many IPUs, by the costs with the levers.
+
+    Replicas, splits and the accumulation that follows, at the samples of the levers.
+    """
+    costs = basis.costs_with(replace(levers, split=None, replicas=0))
+    size, shards = costs.samples // max(1, costs.replicas), costs.machine.shards
+    in_parts = costs.replicas if STATES[2] in (basis.state, levers.state) else 0
+    key = Key(shards, size, in_parts=in_parts, accumulates=costs.micro_batches > 1)
+    fixed = {} if costs.choices else {RECOMPUTE: costs.recompute, STATE: costs.offload}
+    samples = _samples(basis, levers)
+    if not size or samples % size:
+        return None
+    question = Question(
+        shards * _ipus(basis), samples, (size,), fixed=fixed, training=costs.training
+    )
+    return best_of(Priced(key, costs), question)
 
 
 # -- all together ---
@@ -239,36 +264,46 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
 
 def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
     """Whether a weight update has as many samples as now, or at most the allowed number."""
-    then = _samples(basis, levers)
+    then, split = _samples(basis, levers), levers.split or basis.present
+    replicas = levers.replicas or basis.replicas
+    if attached(max(split.ipus) + 1) * replicas > _ipus(basis):
+        return False
     if not allowed.samples:
         return then == _samples(basis, Levers())
-    return then * basis.costs.samples <= allowed.samples * basis.micro_batch
+    return then <= allowed.samples
+
+
+def _ipus(basis: Basis) -> int:
+    """IPUs that are attached now; shards count once."""
+    return attached(max(basis.present.ipus) + 1) * basis.replicas
 
 
 def _samples(basis: Basis, levers: Levers) -> int:
-    """Samples of a weight update of one replica."""
+    """Samples of a weight update, over all replicas."""
     count = levers.micro_batches or basis.costs.micro_batches
-    return count * (levers.micro_batch or basis.micro_batch)
+    return count * (levers.micro_batch or basis.micro_batch) * (levers.replicas or basis.replicas)
 
 
 def _climbed(basis: Basis, allowed: Allowed, splits: bool, fixed: Levers) -> Levers:
     """Settings beside the ``fixed`` ones, then a split for them, for as long as either gains."""
     best = _best_beside(basis, allowed, fixed)
     for _ in range(_ROUNDS if basis.can_split else 0):
-        costs = basis.costs_with(best)
-        others = [replace(best, split=one) for one in other_splits(costs, basis.present, splits)]
+        others = list(_splits(basis, best, splits))
         other = max(others, key=lambda one: _worth(basis, one), default=best)
         if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
-        best = _best_beside(basis, allowed, replace(fixed, split=other.split))
+        best = _best_beside(
+            basis, allowed, replace(fixed, split=other.split, replicas=other.replicas)
+        )
     return best
 
 
 def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     """The best of all settings not ``fixed``; only the fewest outputs, which never cost memory."""
     halves = basis.sizes.halves and allowed.half and not fixed.half
-    precisions = [False, True] if halves else [fixed.half]
-    batches = _batches(basis, allowed, len((fixed.split or basis.present).starts))
+    precisions = [None, True] if halves else [fixed.half]
+    stages = len((fixed.split or basis.present).starts)
+    batches = _batches(basis, allowed, stages, fixed.replicas)
     if fixed.micro_batch:
         batches = [one for one in batches if one[0] == fixed.micro_batch]
     if fixed.micro_batches:
@@ -279,7 +314,8 @@ def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     outputs = fixed.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
     ranked: list[tuple[float, Levers]] = []
     for half, (size, count), again, state in product(precisions, batches, ways, states):
-        levers = Levers(half, size, count, again, outputs, state, fixed.split)
+        pulled = (half, size, count, fixed.replicas, again, outputs, state)
+        levers = Levers(*pulled, fixed.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Best first: a setting worth less than one that fits is never asked whether it fits.
     least = _worth(basis, fixed)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-from ipuscope.planner.levers.levers import STATES, Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.script_lines import location_line, stages_line
+from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.profiler import units
 from ipuscope.profiler.enums import PipelinePhase
@@ -93,7 +94,7 @@ class _Half(Lever):
         return [True] if basis.sizes.halves and allowed.half else []
 
     def argument(self, value: bool) -> str:
-        return "half"
+        return "half" if value else "float"
 
     def words(self, basis: Basis, value: bool) -> str:
         return "half precision"
@@ -171,6 +172,29 @@ class _MicroBatches(Lever):
             f"With {value}, phases fill and drain{update} less often.",
             Waits(phases=(PipelinePhase.UPDATE,)),
         )
+
+
+class _Replicas(Lever):
+    """Copies of the model; `ipuscope.planner.mappings` finds them, with their split."""
+
+    name = "replicas"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
+        return []
+
+    def argument(self, value: int) -> str:
+        return f"replicas={value}"
+
+    def words(self, basis: Basis, value: int) -> str:
+        return f"{units.count(value, 'replica')} instead of {basis.replicas}"
+
+    def code(self, basis: Basis, value: int) -> str:
+        return f"options.replicationFactor({value})"
+
+    def finding(self, basis: Basis, value: int) -> tuple[str, str, Waits]:
+        title = f"the IPUs have {units.count(basis.replicas, 'replica')} of the model"
+        detail = f"With {value}, ramps are other ones, for the same samples."
+        return title, detail, Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN))
 
 
 class _Recompute(Lever):
@@ -301,6 +325,7 @@ LEVERS: dict[str, Lever] = {
         _Half(),
         _MicroBatch(),
         _MicroBatches(),
+        _Replicas(),
         _Recompute(),
         _Outputs(),
         _State(),
@@ -311,12 +336,13 @@ LEVERS: dict[str, Lever] = {
 
 def pulled(levers: Levers) -> Iterator[tuple[Lever, Any]]:
     """The levers that are pulled, with their values."""
-    return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled)
+    return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled if name in LEVERS)
 
 
 def argument(levers: Levers) -> str:
     """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
-    return ",".join(filter(None, (lever.argument(value) for lever, value in pulled(levers))))
+    words = [lever.argument(value) for lever, value in pulled(levers)]
+    return ",".join(filter(None, (*words, *(f"{name}={value}" for name, value in levers.options))))
 
 
 def title(basis: Basis, levers: Levers) -> str:
@@ -363,15 +389,20 @@ def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
     return sorted(wanted | ({least} if costs.micro_batches < least else set()))
 
 
-def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
-    """Other micro-batch sizes, with the number of them that has the present samples."""
-    if not basis.has_samples:
+def cuts(basis: Basis, stages: int = 0, replicas: int = 0) -> list[tuple[int, int]]:
+    """Other micro-batch sizes, with the number of them that has the present samples.
+
+    ``replicas``: on so many (0: as profiled); there a size of 0 is the present one.
+    """
+    of_all = basis.micro_batch * basis.costs.micro_batches * basis.replicas
+    samples, left = divmod(of_all, replicas or basis.replicas)
+    if not basis.has_samples or left:
         return []
-    samples = basis.micro_batch * basis.costs.micro_batches
     smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
     largest = min(samples, int(basis.micro_batch * RATIOS[-1]))
     least, sizes = least_count(basis, stages), []
     for size in range(smallest, largest + 1):
-        if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
-            sizes.append((size, samples // size))
+        now = size == basis.micro_batch and (replicas or basis.replicas) == basis.replicas
+        if not now and samples % size == 0 and samples // size >= least:
+            sizes.append((size if size != basis.micro_batch else 0, samples // size))
     return sizes

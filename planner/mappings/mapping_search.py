@@ -29,9 +29,10 @@ from ipuscope.planner.mappings.priced import (
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
-from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
+from ipuscope.planner.search.split_search import Split, best_split, fewest_stages, quickest
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
 from ipuscope.planner.search.what_fits import or_close, quicker_if_it_fits
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
@@ -191,6 +192,33 @@ def rebalanced(place: Place, question: Question, best: Candidate) -> tuple[Candi
     return tuple(candidates)
 
 
+def best_of(priced: Priced, question: Question) -> Candidate | None:
+    """What one compile's costs promise most, on as many replicas as they have or on others.
+
+    The first is `ipuscope.planner.search.split_search.quickest`, so that a rebalance says the same;
+    others are looked at where their bound is better. None: nothing fits.
+    """
+    costs, best = priced.costs, None
+    try:
+        split = quickest(costs)
+        place = Place(priced, split.prediction.assignment.ipus, costs.replicas, costs.micro_batches)
+        best = candidate_of(place, costs, split.prediction, split.proven, split.gap)
+    except ValueError:
+        pass
+    for replicas in sorted({place.replicas for place in places(priced, question)}):
+        if best is None or replicas != costs.replicas:
+            only = replace(question, fixed={**question.fixed, "r": replicas})
+            others = beating(priced, only, best).candidates
+            found = (*((best,) if best else ()), *others)
+            best = max(found, key=lambda one: worth(one, question.objective), default=None)
+    if best is None or best.mapping.replicas == costs.replicas:
+        return best
+    ipus = tuple(stage.ipu for stage in best.mapping.stages)
+    place = Place(priced, ipus, best.mapping.replicas, best.mapping.accumulation)
+    back = rebalanced(place, question, best)
+    return max((best, *back), key=lambda one: worth(one, question.objective))
+
+
 def come_back(priced: Priced, question: Question) -> tuple[Candidate, ...]:
     """Splits for models that no `ipuscope.planner.mappings.priced.places` hold, ever quicker.
 
@@ -262,14 +290,23 @@ class _TooFew:
     """
 
     def __init__(self, priced: Priced, question: Question) -> None:
-        some = places(priced, question)
-        longest = max(some, key=lambda one: len(one.ipus), default=None)
-        choices = choices_of(longest, question) if longest is not None else ()
-        self._fewest = fewest_stages(priced.costs, choices) if choices else 1
+        self._priced, self._question = priced, question
         self._tied = len(priced.costs.cuts.ties) > 0
-        tried = choices and self._tied
-        self._fewest_tied = fewest_stages(priced.costs, choices, in_company=True) if tried else 1
         self._numbers: set[int] = set()
+
+    @cached_property
+    def _fewest(self) -> int:
+        return self._fewest_stages(in_company=False)
+
+    @cached_property
+    def _fewest_tied(self) -> int:
+        return self._fewest_stages(in_company=True)
+
+    def _fewest_stages(self, in_company: bool) -> int:
+        some = places(self._priced, self._question)
+        longest = max(some, key=lambda one: len(one.ipus), default=None)
+        choices = choices_of(longest, self._question) if longest is not None else ()
+        return fewest_stages(self._priced.costs, choices, in_company) if choices else 1
 
     def for_weights_of(self, place: Place) -> bool:
         """Whether this place has too few."""
@@ -287,7 +324,7 @@ class _TooFew:
 def _promise(place: Place, question: Question) -> tuple[float, ...]:
     """An upper bound of the worth (`ipuscope.planner.mappings.plan.worth`)."""
     costs = place.costs
-    cycles = max(1, cycles_at_least(costs, place.ipus))
+    cycles = max(1, cycles_at_least(costs, place.ipus, choices_of(place, question)))
     rate = question.global_batch * costs.machine.clock_hz / cycles
     if question.objective == "fewest-ipus":
         return (-place.attached, rate)

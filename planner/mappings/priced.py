@@ -79,17 +79,12 @@ class Place:
         key, costs = self.priced.key, self.priced.costs
         if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
             costs = costs.with_ties_at_home
-        return replace(
-            costs,
-            micro_batches=self.accumulation,
-            samples=key.micro_batch * self.replicas,
-            replicas=self.replicas,
-            reduce=0,
-            rings=self._rings if costs.training and self.replicas > 1 else None,
-        )
+        costs = replace(costs, micro_batches=self.accumulation)
+        costs = costs.on_replicas(self.replicas, self.pipeline)
+        return replace(costs, rings=self._rings_in_parts) if key.in_parts else costs
 
     @property
-    def _rings(self) -> Rings:
+    def _rings_in_parts(self) -> Rings:
         """The rings of these replicas.
 
         State in parts scatters gradients and gathers weights: as many bytes as an all-reduce, in
@@ -98,8 +93,6 @@ class Place:
         """
         key, costs = self.priced.key, self.priced.costs
         whole = rings_of(costs.machine, key.shards, self.pipeline, self.replicas)
-        if not key.in_parts:
-            return whole
         compiled = rings_of(costs.machine, key.shards, max(costs.ipus) + 1, key.in_parts)
         where = np.array(costs.ipus)[costs.stage]
         nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
@@ -149,7 +142,8 @@ def coming_back(place: Place, question: Question) -> list[Place]:
 def _legal(place: Place, question: Question) -> bool:
     key, fixed = place.priced.key, question.fixed
     stages = len(place.ipus)
-    least = closed_forms.pipeline_stages(stages, question.training) if stages > 1 else 1
+    several = stages > 1 and place.priced.costs.pipelined
+    least = closed_forms.pipeline_stages(stages, question.training) if several else 1
     values = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
     return (
         place.accumulation >= least
