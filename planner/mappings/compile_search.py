@@ -74,6 +74,9 @@ def plan(
         else:
             _in_phases(state, keys, own)
         settle(state)
+        if state.best is None and state.priced:  # what was predicted to fit, did not
+            _come_back(state)
+            settle(state)
     except (KeyboardInterrupt, EngineLost) as error:
         if not state.candidates:
             raise

@@ -360,7 +360,8 @@ def split_onto(
     if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
         free = best_split(endless, ipus=place.ipus, choices=choices[:1])
         here = what_if(costs, free.prediction.assignment)
-        if not here.problems and not (surely and here.notes):
+        over = any(one.free < 0 for one in here.memory)  # only the compile knows: `within` decides
+        if not here.problems and not over and not (surely and here.notes):
             return candidate_of(place, costs, here, free.proven, free.gap)
         if beat is not None and free.proven:
             promised = candidate_of(place, costs, here, free.proven, free.gap)

@@ -101,7 +101,7 @@ def too_late(state: State, keys: Sequence[Key]) -> bool:
 
 def split_at(state: State, place: Place, surely: bool = False) -> Candidate | None:
     """The quickest split onto a place; None where nothing fits."""
-    arguments = (place, state.question, None, 0, surely)
+    arguments = (place, state.question, None, surely)
     (outcome,) = state.engine.each(try_split, [arguments])
     return outcome if isinstance(outcome, Candidate) else None
 
