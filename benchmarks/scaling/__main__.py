@@ -71,7 +71,7 @@ def _between_racks(waits: pd.DataFrame, moved: pd.Series, executable: Any) -> fl
         rounds = 2 if "AllReduce" in step.name else 1
         nbytes = int(moved[step.step]) * replicas / (rounds * (replicas - 1))
         ring = links.Span(int(step.ipu), apart, replicas)
-        each = links.cycles_of_levels(target, ring, nbytes, rounds)
+        each = links.cycles_of_levels(target.links, ring, nbytes, rounds)
         total += step.cycles * sum(each[1:]) / sum(each)
     return total
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -68,19 +68,12 @@ def phased_costs(executable: Executable, key: Key) -> PhasedCosts:
 def machine_costs(target: Target, shards: int) -> MachineCosts:
     """The machine, as a profile of it would say."""
     return MachineCosts(
+        **asdict(target.links),
         tiles=target.tiles,
         bytes_per_tile=target.bytes_per_tile,
         region0_bytes=target.region0_bytes,
         clock_hz=target.clock_hz,
         sync=EXTERNAL_SYNC_CYCLES,
-        link_latency=target.link_latency,
-        link_bytes_per_cycle=target.link_bytes_per_cycle,
-        link_hop_latency=target.link_hop_latency,
-        ipus_per_board=target.ipus_per_board,
-        board_link_bytes_per_cycle=target.board_link_bytes_per_cycle,
-        ipus_per_rack=target.ipus_per_rack,
-        rack_link_bytes_per_cycle=target.rack_link_bytes_per_cycle,
-        gateway_latency=target.gateway_latency,
         shards=shards,
         streaming_bytes_per_cycle=header(target)["streaming_bytes_per_cycle"],
         stream_step=STREAM_STEP_CYCLES,

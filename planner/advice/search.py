@@ -39,6 +39,7 @@ from ipuscope.profiler.timeline import closed_forms
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
 _DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
+_CODE = "its code was too large: only a compile tells what it is then"
 _FEW_STAGES = 16  # with more, no other split is searched
 _ROUNDS = 3  # settings for a split, then a split for the settings
 
@@ -160,6 +161,8 @@ def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
 def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
+    if worst.answer is Answer.CLOSE and worst.of_code:
+        return f"IPU {worst.ipu}: {_CODE}"
     if worst.answer is not Answer.FITS:
         return f"IPU {worst.ipu}: {worst}"
     close = other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit
@@ -174,7 +177,7 @@ def _gains(advice: Advice, now: float) -> bool:
 
 def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
     """The best setting of each lever, most samples a second first."""
-    ranked = sorted(advices, key=lambda advice: -advice.samples_per_second)
+    ranked = sorted(advices, key=lambda one: (_CODE in one.memory, -one.samples_per_second))
     best: dict[tuple[str, ...], Advice] = {}
     for advice in ranked:
         best.setdefault(advice.levers.pulled, advice)

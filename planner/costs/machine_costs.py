@@ -32,8 +32,8 @@ def published_parameters(clock_hz: float) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class MachineCosts:
+@dataclass(frozen=True, kw_only=True)
+class MachineCosts(links.Links):
     """Tiles, links and fixed steps. Cycles and bytes; rates are bytes a cycle, one way."""
 
     tiles: int
@@ -41,14 +41,6 @@ class MachineCosts:
     region0_bytes: int
     clock_hz: float
     sync: int  # of IPUs
-    link_latency: int  # before the first byte arrives from a neighbour
-    link_bytes_per_cycle: float
-    link_hop_latency: float = 0.0  # of each further rung of the ladder
-    ipus_per_board: int = 1 << 30
-    board_link_bytes_per_cycle: float = 1.0  # between boards
-    ipus_per_rack: int = 1 << 30
-    rack_link_bytes_per_cycle: float = 1.0  # between racks
-    gateway_latency: float = 0.0  # of each border between racks
     shards: int = 1  # IPUs of a stage that share its tensors and lie side by side
     streaming_bytes_per_cycle: float = 1.0  # an IPU's part of its machine's streaming memory
     stream_step: int = 0  # begin of a stream copy, and its end

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
+_OTHER_CODE = {"half", "micro_batch", "split"}  # levers with which operators need other code
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
 
@@ -182,7 +183,10 @@ class Basis:
         """Whether each IPU fits; computed once for levers that do not differ in memory."""
         those = _memory_levers(levers)
         if those not in self._memory:
-            self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
+            answers = memory_of(self.costs_with(those), self.assignment_with(those))
+            if not _OTHER_CODE & {*those.pulled}:  # code that is too large stays so
+                answers = tuple(replace(one, exact=one.exact or one.of_code) for one in answers)
+            self._memory[those] = answers
         return self._memory[those]
 
     def fits(self, levers: Levers) -> bool:

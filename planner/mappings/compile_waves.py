@@ -134,6 +134,8 @@ def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key
         why = (
             "there was no time for them"
             if state.stopped
+            else "nothing fits that takes less of a tile"
+            if state.best is None
             else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
             " --micro-batches and --proportions try what they name"
         )
@@ -147,8 +149,19 @@ def _beside(state: State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]
         for key in keys
         if key.accumulates
         and key not in state.tried
+        and not _takes_more_than_fits(state, key)
         and any(_are_neighbours(state.question, key, one) for one in near)
     ]
+
+
+def _takes_more_than_fits(state: State, key: Key) -> bool:
+    """Whether nothing fits, not even by costs of a micro-batch and proportion that are smaller."""
+    return state.best is None and any(
+        one.micro_batch <= key.micro_batch
+        and one.proportion <= key.proportion
+        and one.shards == key.shards
+        for one in state.priced
+    )
 
 
 def foresee(state: State, wave: Sequence[Key]) -> None:

@@ -12,46 +12,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
 
 MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 IPUS_OF_A_PROCESS = 64  # at most, that PopTorch reserves
 
 
-class Links(Protocol):
-    """The links of a pod: a links of the compiler, or the machine of a profile."""
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The links of a pod. Cycles; rates are bytes a cycle, one way."""
 
-    @property
-    def link_latency(self) -> float:
-        """Cycles before the first byte arrives from a neighbour."""
-
-    @property
-    def link_hop_latency(self) -> float:
-        """Cycles more for each further rung of the ladder."""
-
-    @property
-    def gateway_latency(self) -> float:
-        """Cycles more for each border between racks."""
-
-    @property
-    def link_bytes_per_cycle(self) -> float:
-        """To a neighbour on the same board."""
-
-    @property
-    def board_link_bytes_per_cycle(self) -> float:
-        """Between boards."""
-
-    @property
-    def rack_link_bytes_per_cycle(self) -> float:
-        """Between racks: an IPU's part of a gateway."""
-
-    @property
-    def ipus_per_board(self) -> int:
-        """Where boards end."""
-
-    @property
-    def ipus_per_rack(self) -> int:
-        """Where racks end."""
+    link_latency: int  # before the first byte arrives from a neighbour
+    link_bytes_per_cycle: float  # to a neighbour on the same board
+    link_hop_latency: float = 0.0  # of each further rung of the ladder
+    ipus_per_board: int = 1 << 30
+    board_link_bytes_per_cycle: float = 1.0  # between boards
+    ipus_per_rack: int = 1 << 30
+    rack_link_bytes_per_cycle: float = 1.0  # between racks: an IPU's part of a gateway
+    gateway_latency: float = 0.0  # of each border between racks
 
 
 @dataclass(frozen=True, slots=True)

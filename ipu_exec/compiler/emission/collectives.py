@@ -165,7 +165,7 @@ class Collectives:
         apart = shards << (self.placement.num_ipus - 1).bit_length()
         round_it = -(-nbytes // ring.part)
         cycles = ring_cycles(
-            self.machines[ipu].target,
+            self.machines[ipu].target.links,
             ipu * shards,
             apart * ring.stride,
             ring.members,

@@ -72,7 +72,7 @@ def _collective(spec: OpSpec, machine: Machine, rounds: int) -> Plan:
             name,
             _on_tiles(moved, result, spread),
             _on_tiles(moved, spread, result),
-            ring_cycles(machine.target, 0, 1, shards, nbytes, rounds) if shards > 1 else 0,
+            ring_cycles(machine.target.links, 0, 1, shards, nbytes, rounds) if shards > 1 else 0,
         )
     )
     note = f"between {shards} IPUs that share the stage's tensors"

@@ -85,7 +85,7 @@ def test_two_all_reduces_each_way_of_2_t_minus_1_over_t_of_the_activation(shards
         for step in steps:
             assert step.bytes_in.sum() == step.bytes_out.sum()
             assert step.bytes_in.sum() == 2 * activation * (shards - 1) // shards
-            assert step.cycles == ring_cycles(TARGETS["mk2"], 0, 1, shards, activation, 2)
+            assert step.cycles == ring_cycles(TARGETS["mk2"].links, 0, 1, shards, activation, 2)
 
 
 def test_products_fall_with_the_shards() -> None:

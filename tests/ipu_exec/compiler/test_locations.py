@@ -107,9 +107,11 @@ def steps(executable: Executable, task: int, word: str = "") -> list[Any]:
 
 def ring(rounds: int, replicas: int, nbytes: int) -> int:
     """Replicas of one IPU: neighbours on boards of four, slower beyond, both ways from 3 on."""
-    rate = link_rate(MK2, 0, replicas - 1)
+    rate = link_rate(MK2.links, 0, replicas - 1)
     moved = rounds * (replicas - 1) * nbytes / replicas / (2 if replicas > 2 else 1)
-    return ceil(rounds * (replicas - 1) * link_latency_cycles(MK2, link_hops(0, 1)) + moved / rate)
+    return ceil(
+        rounds * (replicas - 1) * link_latency_cycles(MK2.links, link_hops(0, 1)) + moved / rate
+    )
 
 
 # -- replicated tensor sharding of optimiser state ---

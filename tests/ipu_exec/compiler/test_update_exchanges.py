@@ -82,8 +82,8 @@ def test_an_exchange_takes_a_sync_the_farthest_latency_and_its_bytes(clipped: Ex
     before = body.steps[body.steps.index(gathered) - 1]
     assert before.purpose is Purpose.EXTERNAL_SYNC
     assert before.cycles == EXTERNAL_SYNC_CYCLES
-    on_links = sum(2 * SCALAR / link_rate(target, ipu, 0) for ipu in (1, 2))
-    assert gathered.cycles == ceil(latency_cycles(target, 2, 0) + on_links)
+    on_links = sum(2 * SCALAR / link_rate(target.links, ipu, 0) for ipu in (1, 2))
+    assert gathered.cycles == ceil(latency_cycles(target.links, 2, 0) + on_links)
     assert int(gathered.bytes_in.sum()) == 4 * SCALAR
     assert int(gathered.bytes_out.sum()) == 0
 
