@@ -35,7 +35,12 @@ from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.planner.mappings.search_state import INTERRUPTED
 from ipuscope.run_arguments import CHANGES, changes, numbers
 
-_DECIDED = {  # options that a plan decides, and what fixes them
+_DECIDED = {  # levers and options that a plan decides, and what fixes them
+    "micro_batch": "--micro-batches",
+    "micro_batches": "--fix accumulation=N",
+    "replicas": "--fix r=N",
+    "recompute": "--fix recompute=yes|no",
+    "state": "--fix state=on-chip|off-chip",
     "Training.gradientAccumulation": "--fix accumulation=N",
     "deviceIterations": "--fix accumulation=N",
     "replicationFactor": "--fix r=N",
@@ -123,18 +128,10 @@ class Planning:
 
 def _refuse(levers: Levers) -> None:
     """Refuse levers that a plan decides itself: an option is never ignored."""
-    decided = {
-        "micro-batch": (levers.micro_batch, "--micro-batches"),
-        "micro-batches": (levers.micro_batches, "--fix accumulation=N"),
-        "replicas": (levers.replicas, "--fix r=N"),
-        "recompute": (levers.recompute is not None, "--fix recompute=yes|no"),
-        "state": (levers.state, "--fix state=on-chip|off-chip"),
-    }
-    others = dict(levers.options)
-    decided |= {name: (others.get(name, 0), instead) for name, instead in _DECIDED.items()}
-    for name, (value, instead) in decided.items():
-        if value:
-            print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
+    for name in (*levers.pulled, *dict(levers.options)):
+        if name in _DECIDED:
+            words, instead = name.replace("_", "-"), _DECIDED[name]
+            print(f"ipu-run: --with {words}: a plan decides it; use {instead}", file=sys.stderr)
             raise SystemExit(2)
 
 

@@ -219,8 +219,3 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
         key.proportion,
         bool(key.in_parts),
     )
-
-
-def why_not(error: Error) -> str:
-    """Why there are no costs, in one line."""
-    return str(error).splitlines()[0]

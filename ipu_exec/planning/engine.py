@@ -19,7 +19,6 @@ from ipu_exec.planning.compiling import (
     options_of,
     own_mapping,
     settings_of,
-    why_not,
 )
 from ipu_exec.planning.costs_cache import StoredCosts, name_of
 from ipu_exec.planning.workers import Done, Here, Task, Workers
@@ -182,4 +181,4 @@ def try_compile(
     try:
         return Made(name, compiled(graph, options, key, settings))
     except Error as error:
-        return Made(name, why_not(error))
+        return Made(name, str(error).splitlines()[0])

@@ -135,17 +135,14 @@ def way_to_fit(
         more = attached(max(least, ipus + 1))
         words += f" With the present settings it needs at least {count(least, 'IPU')}."
     elif len(basis.costs) == 1:
-        more = attached(max(ipus + 1, ceil(max(map(_share, _verdicts(basis, Levers()))))))
+        more = attached(
+            max(ipus + 1, ceil(max(one.nbytes / one.limit for one in _verdicts(basis, Levers()))))
+        )
         words += " The model is one Block: its parts may fit on more IPUs."
     else:
         return f"{words} {too_large(basis.costs)}"
     command = command_line(Provenance.of(basis.report), "", more)
     return f"{words} This compiles mappings until one fits: {command}"
-
-
-def _share(verdict: Verdict) -> float:
-    """Bytes of the fullest tile over what a tile has."""
-    return verdict.nbytes / verdict.limit
 
 
 def _that_fits_with(
@@ -217,14 +214,12 @@ def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
         starts = present.starts
         if stage > 0:
             later = (*starts[:stage], first + 1, *starts[stage + 1 :])
-            yield _to(costs, first, stage - 1), replace(present, starts=later, choices=())
+            words = f"Block {costs.names[first]} to stage {stage - 1}"
+            yield words, replace(present, starts=later, choices=())
         if stage + 1 < len(spans):
             sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
-            yield _to(costs, last, stage + 1), replace(present, starts=sooner, choices=())
-
-
-def _to(costs: Costs, block: int, stage: int) -> str:
-    return f"Block {costs.names[block]} to stage {stage}"
+            words = f"Block {costs.names[last]} to stage {stage + 1}"
+            yield words, replace(present, starts=sooner, choices=())
 
 
 def _that_fits(costs: Costs) -> Assignment | None:

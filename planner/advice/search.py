@@ -31,7 +31,7 @@ from ipuscope.planner.mappings.plan import Candidate
 from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
-from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict, summary
 from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
@@ -81,40 +81,32 @@ class Advised:
     together: Advice | None
 
 
-def advise(report: Report, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
+def advise(report: Report, allowed: Allowed = KEEP) -> Advised:
     """What to change, ranked by predicted samples a second within the memory.
 
     ``allowed``: what may change in the training; by default samples a weight update and precision
-    stay. ``splits``: search other splits too. ValueError if the profile has no costs to predict
-    from.
+    stay. ValueError if the profile has no costs to predict from.
     """
-    return advise_on(basis_of(report), allowed, splits)
+    return advise_on(basis_of(report), allowed)
 
 
-def advise_on(basis: Basis, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
+def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
     """`advise` for a profile that was already read; computed once for the report."""
-    splits = splits and _usual_splits(basis)
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
-        return _advise_on(basis, allowed, splits)
-    name = f"advice with {allowed}, splits: {splits}"
-    return basis.report.once(name, lambda: _advise_on(basis, allowed, splits))
-
-
-def _usual_splits(basis: Basis) -> bool:
-    """Whether to search other splits where the caller does not say."""
-    return len(set(basis.present.ipus)) <= _FEW_STAGES
+        return _advise_on(basis, allowed)
+    return basis.report.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
 
 
 @in_one_thread
-def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
+def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
-    levers = [*singles(basis, allowed), *_splits(basis, Levers(), splits)]
+    levers = [*singles(basis, allowed), *_splits(basis, Levers())]
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
     single = _best_of_each([one for one in alone if _gains(one, now)])
-    best = _together(basis, allowed, splits and bool(now), single)
+    best = _together(basis, allowed, single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     # a micro-batch traded for accumulation is one lever, and among the single ones
@@ -134,7 +126,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
-        outlook.cycles,
+        outlook.total,
         outlook.samples_per_second,
         rate / now if now else 0.0,
         costs.samples * costs.micro_batches,
@@ -163,12 +155,9 @@ def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     worst = min(ipus, key=lambda one: one.free)
     if worst.answer is Answer.CLOSE and worst.of_code:
         return f"IPU {worst.ipu}: {_CODE}"
-    if worst.answer is not Answer.FITS:
-        return f"IPU {worst.ipu}: {worst}"
-    close = other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit
-    return (
-        f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know" if close else str(worst)
-    )
+    if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
+        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
+    return summary(ipus)
 
 
 def _gains(advice: Advice, now: float) -> bool:
@@ -203,14 +192,14 @@ def _batches(
     return list(dict.fromkeys(batches))
 
 
-def _splits(basis: Basis, levers: Levers, thorough: bool) -> Iterator[Levers]:
+def _splits(basis: Basis, levers: Levers) -> Iterator[Levers]:
     """The levers with splits worth trying: tied weights at home, and what a plan answers."""
     if not basis.can_split:
         return
     costs, present = basis.costs_with(levers), basis.present
     if not levers.replicas:
         yield from (replace(levers, split=one) for one in back_home(costs, present))
-    best = _of_a_plan(basis, levers) if thorough else None
+    best = _of_a_plan(basis, levers) if len(set(present.ipus)) <= _FEW_STAGES else None
     if best is None:
         return
     mapping, split = best.mapping, assignment_of(best.mapping, costs)
@@ -244,7 +233,7 @@ def _of_a_plan(basis: Basis, levers: Levers) -> Candidate | None:
 # -- all together ---
 
 
-def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Advice]) -> Levers:
+def _together(basis: Basis, allowed: Allowed, single: Sequence[Advice]) -> Levers:
     """The quickest combination that fits, never slower than the best of the ``single`` levers.
 
     The search starts from the present, from the best other split, and from the best single lever,
@@ -252,7 +241,7 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
     """
     by_split = [one.levers for one in single if one.levers.split is not None]
     starts = dict.fromkeys((Levers(), *by_split[:1], *(one.levers for one in single[:1])))
-    candidates = [_climbed(basis, allowed, splits, start) for start in starts]
+    candidates = [_climbed(basis, allowed, start) for start in starts]
     best = max(candidates, key=lambda one: _worth(basis, one))
     least = single[0].samples_per_second if single else 0.0
     if _rate(basis, best) < least:  # more samples a weight update, which that lever takes alone
@@ -287,11 +276,11 @@ def _samples(basis: Basis, levers: Levers) -> int:
     return count * (levers.micro_batch or basis.micro_batch) * (levers.replicas or basis.replicas)
 
 
-def _climbed(basis: Basis, allowed: Allowed, splits: bool, fixed: Levers) -> Levers:
+def _climbed(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     """Settings beside the ``fixed`` ones, then a split for them, for as long as either gains."""
     best = _best_beside(basis, allowed, fixed)
     for _ in range(_ROUNDS if basis.can_split else 0):
-        others = list(_splits(basis, best, splits))
+        others = list(_splits(basis, best))
         other = max(others, key=lambda one: _worth(basis, one), default=best)
         if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
@@ -325,7 +314,7 @@ def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     for value, levers in sorted(ranked, key=lambda one: -one[0]):
         if value <= least:
             break
-        if _runs(basis, levers):
+        if basis.fits(levers):
             return levers
     return fixed
 
@@ -352,12 +341,7 @@ def _worth_of_samples(basis: Basis, levers: Levers) -> float:
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 if it does not run."""
     speed = _speed(basis, levers)
-    return speed if speed and _runs(basis, levers) else 0.0
-
-
-def _runs(basis: Basis, levers: Levers) -> bool:
-    """Whether it fits, or is too close to call."""
-    return basis.fits(levers)
+    return speed if speed and basis.fits(levers) else 0.0
 
 
 def _speed(basis: Basis, levers: Levers) -> float:

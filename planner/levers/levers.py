@@ -19,7 +19,13 @@ from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.predict.many_splits import assignment_cycles
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.split_text import profiled
-from ipuscope.planner.predict.what_if import Assignment, memory_of, memory_of_ipu, what_if
+from ipuscope.planner.predict.what_if import (
+    Assignment,
+    Prediction,
+    memory_of,
+    memory_of_ipu,
+    what_if,
+)
 from ipuscope.profiler import analysis
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.lazy import cached_property
@@ -36,9 +42,9 @@ _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
 @dataclass(frozen=True)
 class Outlook:
-    """Cycles of a weight update, speed over all replicas, memory, and why it would not run."""
+    """Speed over all replicas, memory, and why it would not run."""
 
-    cycles: int
+    total: int  # cycles of a weight update
     samples_per_second: float
     memory: tuple[Verdict, ...]
     problems: tuple[str, ...]
@@ -83,18 +89,10 @@ class Basis:
             self._totals[levers] = assignment_cycles(costs, assignment)
         return self._totals[levers]
 
-    def outlook(self, levers: Levers) -> Outlook:
+    def outlook(self, levers: Levers) -> Prediction | Outlook:
         """The prediction with the levers pulled."""
-        prediction = replace(
-            what_if(self.costs_with(levers), self.assignment_with(levers)),
-            given_memory=self.memory_with(levers),
-        )
-        return Outlook(
-            prediction.total,
-            prediction.samples_per_second,
-            prediction.memory,
-            prediction.problems,
-        )
+        prediction = what_if(self.costs_with(levers), self.assignment_with(levers))
+        return replace(prediction, given_memory=self.memory_with(levers))
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -47,10 +47,6 @@ def anything(basis: Basis) -> Allowed:
     return Allowed(True, MORE * basis.costs.samples * basis.costs.micro_batches)
 
 
-def _nothing(basis: Basis, allowed: Allowed) -> list[Any]:
-    return []  # a search finds it
-
-
 @dataclass(frozen=True)
 class Lever:
     """A setting of a script that can be changed.
@@ -69,7 +65,7 @@ class Lever:
     words: Callable[[Basis, Any], str]
     code: Callable[[Basis, Any], str]
     finding: Callable[[Basis, Any], tuple[str, str, Waits]]
-    settings: Callable[[Basis, Allowed], list[Any]] = _nothing
+    settings: Callable[[Basis, Allowed], list[Any]] = lambda basis, allowed: []  # a search finds it
     doubt: float = 0.0
     changes: str = ""
     is_estimate: Callable[[Any], bool] | None = None

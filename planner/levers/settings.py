@@ -48,7 +48,4 @@ class Levers:
 
     def over(self, before: Levers) -> Levers:
         """These levers, with the settings of ``before`` for those not pulled."""
-        inherited = {
-            name: getattr(before, name) for name in before.pulled if name not in self.pulled
-        }
-        return replace(self, **inherited)
+        return replace(before, **{name: getattr(self, name) for name in self.pulled})

@@ -97,7 +97,6 @@ def _look(state: State, priced: Priced) -> None:
 
     engine = state.engine
     outcome = look_into(priced, state.question, state.best, add_new, each=engine.each)
-    state.outcomes[priced.key] = outcome
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
 

@@ -56,9 +56,7 @@ class Outcome:
     """The result of the places of one compile."""
 
     candidates: tuple[Candidate, ...] = ()
-    failures: tuple[Failure, ...] = ()
     open_rate: float = 0.0  # samples/s that an unexamined split could reach; 0: none could win
-    looked_at: int = 0
 
 
 Within = Callable[[Costs, Callable[[Costs], Split]], Split]
@@ -100,7 +98,6 @@ def look_into(
     promised = [(_promise(place, question), place) for place in places(priced, question)]
     waiting = sorted(promised, key=_in_order, reverse=True)
     candidates: list[Candidate] = []
-    failures: list[Failure] = []
     open_rate = 0.0
     too_few = _TooFew(priced, question)
     while waiting:
@@ -113,7 +110,6 @@ def look_into(
         outcomes = each(try_split, [(place, question, beat, *how) for place in wave])
         for place, outcome in zip(wave, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                failures.append(outcome)
                 too_few.add(place)
             elif outcome is not None:
                 to_beat = max(to_beat or (), worth(outcome, question.objective))
@@ -121,7 +117,7 @@ def look_into(
                 on_candidate(outcome)
                 if not outcome.proven:
                     open_rate = max(open_rate, outcome.samples_per_second / (1 - outcome.gap))
-    return Outcome(tuple(candidates), tuple(failures), open_rate, len(promised))
+    return Outcome(tuple(candidates), open_rate)
 
 
 def beating(priced: Priced, question: Question, best: Candidate | None) -> Outcome:
