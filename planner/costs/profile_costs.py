@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ipuscope.planner.costs.all_reduce import gradient_bytes
+from ipuscope.planner.costs.all_reduce import gradient_bytes, rings_of
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from ipuscope.planner.costs.block_memory import BlockMemory
@@ -172,6 +172,18 @@ class Costs(BlockCosts):
         if not len(at_home):
             return self
         return replace(self, memory=replace(self.memory, residual=at_home))
+
+    def on_replicas(self, replicas: int, pipeline: int) -> Costs:
+        """The costs with so many replicas of ``pipeline`` IPUs: `rings` goes before `reduce`."""
+        several = self.training and replicas > 1
+        shards = self.machine.shards
+        return replace(
+            self,
+            samples=self.samples // self.replicas * replicas,
+            replicas=replicas,
+            reduce=0,
+            rings=rings_of(self.machine, shards, pipeline, replicas) if several else None,
+        )
 
     def _without_moves(self, report: Report) -> Costs:
         """Updates without `moves`; state that moves with its weight or accumulator stays in."""
