@@ -115,9 +115,8 @@ def mlp(*widths: int, training: bool = True, **more: Any) -> Case:
 
 MNIST = Case(Mnist, ((1, 28, 28), ()), ("B1", "B2", "B3", "B4"), gradientAccumulation=10)
 CASES = {
-    "digits, all outputs": replace(MNIST, batch=40, outputMode="All"),
+    "digits, all outputs of two replicas": replace(MNIST, batch=40, outputMode="All", replicas=2),
     "digits, last outputs": replace(MNIST, batch=16, gradientAccumulation=7),
-    "digits, two replicas": replace(MNIST, replicas=2),
     "digits, sharded": replace(MNIST, strategy=ShardedExecution, outputMode="All"),
     "uneven layers": mlp(512, 512, 512, 512, 1024, starts=(0, 3), gradientAccumulation=8),
     "inference": mlp(256, 1024, 1024, 256, training=False, deviceIterations=16, batch=16),

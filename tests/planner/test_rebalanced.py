@@ -60,7 +60,7 @@ class Given:
 
 
 # with seed 25 nothing fits but lists that come back to an IPU other than the first
-@pytest.mark.parametrize("seed", [*range(12), 25])
+@pytest.mark.parametrize("seed", [*range(6), 25])
 def test_a_plan_is_no_worse_than_a_rebalance_of_its_own_compile(seed: int) -> None:
     random = np.random.default_rng(seed)
     first = random_case(random, IPUS)
@@ -77,7 +77,7 @@ def test_a_plan_is_no_worse_than_a_rebalance_of_its_own_compile(seed: int) -> No
     assert best.obtained.cycles <= quickest(in_full, choices=EVERY_WAY).prediction.total
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_plan_whose_first_compiles_do_not_fit_is_the_best_that_does(seed: int) -> None:
     """Compiles take 2 % more of a tile than was predicted: what fills it does not fit."""
     random = np.random.default_rng(seed)
