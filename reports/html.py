@@ -361,9 +361,8 @@ def _lines(report: Report) -> Iterator[Section]:
 def _costs(report: Report) -> Iterator[Section]:
     """Flame graphs of the cycles, by module and by the user's files and lines."""
     note = "Cycles of a device iteration that IPUs are busy for; layers that are alike together."
-    for by in ("module", "source") if len(report.runs) else ():
-        title = f"Costs by {'module' if by == 'module' else 'source line'}"
-        yield _figure(report, title, note, partial(Figures.costs, by=by))
+    for by, name in (("module", "module"), ("source", "source line")) if len(report.runs) else ():
+        yield _figure(report, f"Costs by {name}", note, partial(Figures.costs, by=by))
 
 
 def _drawn(report: Report) -> Iterator[Section]:
@@ -376,7 +375,7 @@ def _drawn(report: Report) -> Iterator[Section]:
 
 
 def _figure(report: Report, title: str, note: str, draw: Callable[[Figures], go.Figure]) -> Section:
-    """A section with one of the notebooks' figures."""
+    """One of the notebooks' figures."""
     return Section(title, note, [{name: draw(Figures(report, name)) for name in theme.THEMES}])
 
 

@@ -77,7 +77,7 @@ def with_line(report: Report, path: pd.DataFrame | None, one: Insight) -> Insigh
     """
     if one.code or (one.change and "starts" not in one.change):
         return one
-    there = re.match(r"/memory\?ipu=(\d+)", one.where)
+    there = re.match(r"/memory\?ipu=(\d+)&tile=", one.where)
     if one.waits is not None and path is not None:
         most = path.loc[one.waits.of(path) & (path["op"] >= 0).to_numpy(), ["op", "cycles"]]
     elif there is not None:

@@ -8,16 +8,8 @@ import plotly.graph_objects as go
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
-from ipuscope.viewer.figures import (
-    bars,
-    counters,
-    flame,
-    memory,
-    model_graph,
-    pipeline,
-    theme,
-    units,
-)
+from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
+from ipuscope.viewer.figures import model_graph as graphs
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
@@ -80,7 +72,7 @@ class Figures:
 
     def graph(self, direction: str = "forward") -> go.Figure:
         """The model's Blocks or modules and the tensors between them, equal ones together."""
-        return self._carded(model_graph.static(self._report, self._theme, direction))
+        return self._carded(graphs.static(self._report, self._theme, direction))
 
     def alike(self, by: str = "stage") -> go.Figure:
         """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""

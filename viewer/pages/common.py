@@ -217,18 +217,17 @@ def choice(
     wide: bool = False,
 ) -> Children:
     """A dropdown for one of several. ``options`` are (value, label)."""
-    values = [value for value, _ in options]
-    return control(
-        label,
-        dcc.Dropdown(
-            id=param_id(view.page, name),
-            options=[{"value": value, "label": words} for value, words in options],
-            value=view.text(name, default, values, label),
-            clearable=False,
-            searchable=len(options) > 12,
-            className="wide" if wide else "",
-        ),
-    )
+    value = view.text(name, default, [one for one, _ in options], label)
+    many, look = len(options) > 12, "wide" if wide else ""
+    field = _dropdown(view, name, options, value, clearable=False, searchable=many, className=look)
+    return control(label, field)
+
+
+def _dropdown(
+    view: View, name: str, options: Sequence[tuple[str, str]], value: Any, **more: Any
+) -> Children:
+    shown = [{"value": one, "label": words} for one, words in options]
+    return dcc.Dropdown(id=param_id(view.page, name), options=shown, value=value, **more)
 
 
 def several(
@@ -242,14 +241,7 @@ def several(
         if one not in allowed:
             there, then = refused.names([*allowed]), "It is left out."
             view.refuse(name, refused.refused(f"{{}} in “{label}”", one, there, then))
-    field = dcc.Dropdown(
-        id=param_id(view.page, name),
-        options=[{"value": value, "label": words} for value, words in options],
-        value=chosen,
-        multi=True,
-        placeholder=none,
-    )
-    return control(label, field)
+    return control(label, _dropdown(view, name, options, chosen, multi=True, placeholder=none))
 
 
 def switch(
@@ -327,22 +319,14 @@ def controls(view: View, *children: Children, compares: bool = False) -> Childre
     """
     state = {"profile": view.profile, "with": view.beside}
     listed = names_of(view.profiles)
-    options = [{"value": key, "label": name} for key, name in listed.items()]
     which: list[Children] = []
     for name, value in state.items():
         if len(listed) < 2 or (name == "with" and not compares):
             which.append(dcc.Input(id=param_id(view.page, name), type="hidden", value=value))
             continue
-        others = [one for one in options if name == "profile" or one["value"] != view.profile]
-        field = dcc.Dropdown(
-            id=param_id(view.page, name),
-            options=others,
-            value=value or None,
-            clearable=False,
-            searchable=len(others) > 12,
-            placeholder="none",
-            className="wide",
-        )
+        others = [one for one in listed.items() if name == "profile" or one[0] != view.profile]
+        look: Any = {"placeholder": "none", "searchable": len(others) > 12, "className": "wide"}
+        field = _dropdown(view, name, others, value or None, clearable=False, **look)
         which.append(control("compare with" if name == "with" else "profile", field))
     return html.Div([*which, *children], className="controls")
 
@@ -413,19 +397,12 @@ def card(title: str, *children: Children, note: str = "", tools: bool = False) -
     if note:
         head.append(html.P(note, className="note"))
     if tools:
+        titles = {"Copy": "Copy this figure as a picture"}
+        titles |= {form: f"Save this figure as {form}" for form in ("PNG", "SVG", "CSV")}
         buttons = [
-            html.Button(
-                form,
-                className="tool",
-                title=f"Save this figure as {form}",
-                **_data("save", form.lower()),
-            )
-            for form in ("PNG", "SVG", "CSV")
+            html.Button(form, className="tool", title=title, **_data("save", form.lower()))
+            for form, title in titles.items()
         ]
-        copy = html.Button(
-            "Copy", className="tool", title="Copy this figure as a picture", **_data("save", "copy")
-        )
-        buttons.insert(0, copy)
         head.append(html.Div(buttons, className="tools"))
     return html.Section([html.Header(head), *children], className="card")
 
@@ -437,16 +414,9 @@ def _data(name: str, value: str) -> dict[str, Any]:
 def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any) -> Children:
     """A figure with the common tools. Without ``figure``, a callback draws it."""
     settings: Any = {**GRAPH_CONFIG, **config}
+    empty = {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
     return dcc.Loading(
-        dcc.Graph(
-            id=id,
-            figure=(
-                figure
-                if figure is not None
-                else {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
-            ),
-            config=settings,
-        ),
+        dcc.Graph(id=id, figure=empty if figure is None else figure, config=settings),
         delay_show=200,
         overlay_style={"visibility": "visible", "opacity": 0.8},
         parent_className="loading",  # which lets clicks and wheel through
@@ -467,10 +437,7 @@ def source_link(file: Any, line: Any) -> Children:
 def drawer(*parts: tuple[str, Children]) -> Children:
     """Details docked at the bottom of a page, each with a title."""
     named: Any = {"aria-label": "Height of the details", "aria-orientation": "horizontal"}
-    named |= {
-        "aria-valuemin": "38",
-        "aria-valuenow": "280",
-    }  # pixels; the browser's follow the drag
+    named |= {"aria-valuemin": "38", "aria-valuenow": "280"}  # pixels; a drag changes them
     grip = html.Div(className="grip", role="separator", tabIndex="0", **named)
     sections = [html.Section([html.H2(title), html.Div(part)]) for title, part in parts]
     return html.Aside([grip, html.Div(sections, className="parts")], id="drawer")

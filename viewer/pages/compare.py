@@ -38,13 +38,8 @@ _SLIVER = 5  # times as long: the shorter one would be too narrow to read
 
 def _far_apart(a: Report, b: Report) -> bool:
     """Whether a device iteration of one takes many times as long as the other's."""
-    took = [
-        float((one.runs["end"] - one.runs["start"]).iloc[0] / one.runs["iterations"].iloc[0])
-        / one.target.clock_hz
-        for one in (a, b)
-        if len(one.runs)
-    ]
-    return len(took) > 1 and max(took) > _SLIVER * min(took)
+    low, high = sorted(analysis.pace(one).cycles / one.target.clock_hz for one in (a, b))
+    return high > _SLIVER * low > 0
 
 
 def layout(view: View) -> Any:

@@ -82,8 +82,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         share = ipus[column].to_numpy(dtype=float)
         if column == "link_bytes":
             share = share / max(1.0, float(share.max()))
-        pixels = timespan.width(where)
-        return figures.pod_map(ipus, share, title, common.theme_of(where), pixels)
+        look = common.theme_of(where), timespan.width(where)
+        return figures.pod_map(ipus, share, title, *look)
 
     @app.callback(
         Output("pod-chosen", "children"),
@@ -105,10 +105,8 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _several(view: View) -> bool:
     """Whether the IPUs are of two machines or more."""
-    if not len(view.profiles):
-        return False
-    report = view.report
-    return report.target.num_ipus * analysis.shards_of(report) > _OF_A_MACHINE
+    several = len(view.profiles) and view.report.target.num_ipus * analysis.shards_of(view.report)
+    return several > _OF_A_MACHINE
 
 
 PAGE = Page("/pod", "Pod", layout, register, "Machines, IPUs and their links", _several)

@@ -273,9 +273,9 @@ def _counters(app: Dash, profiles: Profiles) -> None:
         if slices.empty:
             return counter_figures.nothing("Nothing goes over links.", theme)
         window = common.window(low, high, it.rows.end)
-        shown = window or (0.0, float(max(1, it.rows.end)))
         left = max(figures.left_margin(it.rows), it.left(profiles, where))
-        drawn = (shown, it.rows.origin, it.clock, theme, left)
+        whole = 0.0, float(max(1, it.rows.end))
+        drawn = (window or whole, it.rows.origin, it.clock, theme, left)
         figure = counter_figures.links(it.report, slices, *drawn)
         marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
         timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
