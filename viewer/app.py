@@ -421,10 +421,11 @@ def _register(app: Dash, profiles: Profiles) -> None:
                 [],
                 classes,
             )
-        allowed = _params_of(app, view.page) | _params_of(app, query.NAME)
-        _refuse(view, str(where.get("search") or ""), page.name, allowed)
         try:
-            return page.layout(view), _head(view), common.misfits(view), classes
+            layout = page.layout(view)
+            allowed = _params_of(app, view.page, layout) | _params_of(app, query.NAME)
+            _refuse(view, str(where.get("search") or ""), page.name, allowed)
+            return layout, _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
 
@@ -436,17 +437,18 @@ def _register(app: Dash, profiles: Profiles) -> None:
         return common.message(" ".join(notes), "warning") if notes else []
 
 
-def _params_of(app: Dash, page: str) -> set[str]:
-    """The parameters that a page's callbacks take."""
+def _params_of(app: Dash, page: str, layout: Any = ()) -> set[str]:
+    """The parameters that a page's callbacks take, and those that its layout writes."""
     ids = {
         one["id"]
         for spec in app.callback_map.values()
         for one in (*spec["inputs"], *spec["state"])
         if one["id"].startswith("{")
     }
-    parsed = map(json.loads, ids)
-    named = [one for one in parsed if one.get("page") == page]
-    return {one["param"] for one in named if isinstance(one["param"], str)}  # not ALL
+    there = html.Div(layout)._traverse()
+    drawn = [one.id for one in there if isinstance(getattr(one, "id", None), dict)]
+    named = [one for one in (*map(json.loads, ids), *drawn) if one.get("page") == page]
+    return {one["param"] for one in named if isinstance(one.get("param"), str)}  # not ALL
 
 
 def _refuse(view: View, search: str, page: str, allowed: set[str]) -> None:

@@ -17,6 +17,7 @@ window.dash_clientside.viewer = {
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     window.ipuscopeDrawn = window.location.search;
+    window.ipuscopeFresh = true;  // until the page wrote its own defaults
     return window.ipuscopeHere();
   },
 
@@ -48,7 +49,9 @@ window.dash_clientside.viewer = {
     window.ipuscopeDrawn = window.location.search;
     window.ipuscopeKeep(query);
     window.ipuscopeRefused(query);
-    const other = (name) => before.has('profile') && (before.get(name) || '') !== (query.get(name) || '');
+    const chosen = before.has('profile') && !window.ipuscopeFresh;
+    window.ipuscopeFresh = false;
+    const other = (name) => chosen && (before.get(name) || '') !== (query.get(name) || '');
     if (other('profile') || other('with')) { window.ipuscopeAnew(query, other('profile')); }
     return address;
   },
