@@ -104,9 +104,6 @@ def _store_of(report: Profile) -> Store | None:
         return None
 
 
-# -- the directory ---
-
-
 def directory() -> Path:
     """``$IPUSCOPE_CACHE``, else ``ipuscope`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     named = os.environ.get("IPUSCOPE_CACHE")
@@ -237,9 +234,6 @@ def make_room(most: int = MOST_BYTES) -> None:
 
 def _digest() -> blake2b:
     return blake2b(digest_size=_DIGEST_BYTES)
-
-
-# -- the codec ---
 
 
 def pack(value: Any) -> bytes:

@@ -180,7 +180,7 @@ def _sections(report: Report) -> list[Section]:
         ),
     ]
     sections += [_heat_maps(report, tiles), _ops(report), *_lines(report)]
-    sections += [*_costs(report), _options(report)]
+    sections += [*_costs(report), *_drawn(report), _options(report)]
     return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
 
 
@@ -245,7 +245,7 @@ def _insights(report: Report) -> Section:
         (
             one.gain_in_words.replace("<=", "≤"),
             sentence(one.title),
-            one.detail,
+            one.why,
             "\n".join([one.change_in_words, *one.code]),
         )
         for one in changes
@@ -360,11 +360,23 @@ def _lines(report: Report) -> Iterator[Section]:
 
 def _costs(report: Report) -> Iterator[Section]:
     """Flame graphs of the cycles, by module and by the user's files and lines."""
-    drawn = {name: Figures(report, name) for name in theme.THEMES}
     note = "Cycles of a device iteration that IPUs are busy for; layers that are alike together."
-    for by in ("module", "source") if len(report.runs) else ():
-        figure = {name: one.costs(by) for name, one in drawn.items()}
-        yield Section(f"Costs by {'module' if by == 'module' else 'source line'}", note, [figure])
+    for by, name in (("module", "module"), ("source", "source line")) if len(report.runs) else ():
+        yield _figure(report, f"Costs by {name}", note, partial(Figures.costs, by=by))
+
+
+def _drawn(report: Report) -> Iterator[Section]:
+    """The model's graph, and the links between IPUs over time."""
+    note = "Of the forward, equal Blocks together, coloured by cycles. Thick: between IPUs."
+    yield _figure(report, "The model as a graph", note, Figures.graph)
+    if len(report.runs) and len(analysis.link_loads(report)):
+        note = "How much of each link's rate is used when, in the first device iteration."
+        yield _figure(report, "Links between IPUs", note, Figures.links)
+
+
+def _figure(report: Report, title: str, note: str, draw: Callable[[Figures], go.Figure]) -> Section:
+    """One of the notebooks' figures."""
+    return Section(title, note, [{name: draw(Figures(report, name)) for name in theme.THEMES}])
 
 
 def _about(report: Report) -> str:

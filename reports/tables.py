@@ -212,9 +212,6 @@ def print_pages(pages: Sequence[Page], form: str = "text", named: bool = False) 
         {"json": _print_json, "csv": _print_csv}[form](pages)
 
 
-# -- for people ---
-
-
 def _print_text(pages: Sequence[Page], named: bool) -> None:
     width = terminal_width() or _ENDLESS
     console = _console(width)
@@ -327,9 +324,6 @@ def _print_facts(console: Console, facts: Facts) -> None:
             line.rstrip()
             console.print(Text.assemble(label, line), soft_wrap=True)
             label = Text(" " * indent)
-
-
-# -- for programs ---
 
 
 def _print_json(pages: Sequence[Page]) -> None:

@@ -139,10 +139,17 @@ def test_doctor_finds_what_does_not_fit(
     assert "Traceback" not in capsys.readouterr().err
 
 
-# of a compute step that computes nothing; of an iteration without cycles
+# a compute step that computes nothing; an iteration without cycles, or of updates alone; an id of
+# 2^31; a stage without Blocks; steps of one body alone
 FUZZED = (
     fuzz.Wrong("program_steps", "purpose", "1", "all-gather over shards"),
     fuzz.Wrong("traces", "iteration_cycles", "1", 0),
+    fuzz.Wrong("pipeline_cycles", "phase", "1", "update"),
+    fuzz.Wrong(
+        "compute_set_info", "id", "rowid = (SELECT max(rowid) FROM compute_set_info)", 2**31 - 1
+    ),
+    fuzz.Wrong("blocks", "stage", "rowid = (SELECT max(rowid) FROM blocks)", 1),
+    fuzz.Wrong("program_steps", "body", "1", 2),
 )
 
 

@@ -229,9 +229,6 @@ def _plain(words: str, code: int) -> Response:
     return Response(words + "\n", code, mimetype="text/plain")
 
 
-# -- compression ---
-
-
 _LEAST = 1400  # bytes: fewer fit one packet anyway
 _OF_TEXT = ("text/html", "text/css", "text/plain", "application/json", "image/svg+xml")
 _OF_SCRIPTS = ("text/javascript", "application/javascript")

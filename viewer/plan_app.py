@@ -13,16 +13,6 @@ from ipuscope.viewer.app import INDEX
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.pages import common, runs
 
-# A click on "Theme" changes it; the page learns which it is.
-_CHANGE = """function (clicks) {
-  const root = document.documentElement;
-  if (clicks) {
-    root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-    try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* none */ }
-  }
-  return {theme: root.dataset.theme};
-}"""
-
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
     """The viewer of one plan. ``path``: its file, for the commands."""
@@ -65,7 +55,9 @@ def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) ->
         style={"display": "block", "maxWidth": "1440px", "margin": "0 auto", "padding": "0 24px"},
     )
     guards.protect(app, guard or guards.Guard())
-    app.clientside_callback(_CHANGE, Output("where", "data"), Input("theme", "n_clicks"))
+    app.clientside_callback(
+        common.script("theme"), Output("where", "data"), Input("theme", "n_clicks")
+    )
 
     @app.callback(Output("body", "children"), Input("where", "data"), prevent_initial_call=True)
     def dress(where: Any) -> Any:

@@ -198,9 +198,6 @@ def _key(path: Path) -> str:
     return hashlib.blake2b(os.fsencode(path), digest_size=4).hexdigest()
 
 
-# -- profiles that the user opened before ---
-
-
 def recent() -> list[Path]:
     """Profiles that this user opened in a viewer and that are still there, the latest first."""
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ipuscope.planner.advice import Basis, Levers, basis_of
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import cycles
-from ipuscope.planner.insights.finding import Insight, accounted
+from ipuscope.planner.insights.finding import Insight, accounted, with_line
 from ipuscope.planner.insights.lever_gains import no_blocks, of_levers
 from ipuscope.planner.insights.memory import memory, overflow
 from ipuscope.planner.insights.rest import rest
@@ -39,12 +39,12 @@ def insights(report: Report) -> list[Insight]:
         return []
     basis = _basis(report)
     findings: list[Insight] = [*overflow(report, basis)]
-    if analysis.pace(report).cycles:
-        path = critical_path(report)
+    path = critical_path(report) if analysis.pace(report).cycles else None
+    if path is not None:
         findings += _cycle_findings(report, basis, path)
     splits = basis is not None and basis.can_split
     findings += memory(report, basis.costs if basis is not None and splits else None)
-    findings += no_blocks(report)
+    findings = [with_line(report, path, one) for one in (*findings, *no_blocks(report))]
     return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
 

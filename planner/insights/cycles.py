@@ -158,9 +158,7 @@ def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
         return ""
     largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())]
     share = largest["cycles"] / max(1, ops["cycles"].sum())
-    file, line = str(largest["file"]).replace("\\", "/"), largest["line"]
-    where = f" ({file.rpartition('/')[2]}:{line})" if file else ""
-    return f" {share:.0%} of it is {largest['name']}{where}." if share >= _MUCH else ""
+    return f" {share:.0%} of it is {largest['name']}." if share >= _MUCH else ""
 
 
 def _only_if_even(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ipuscope.planner.levers.waits import Waits
+from ipuscope.profiler.analysis import held_at_peak
 from ipuscope.profiler.units import sentence, size
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ipuscope.profiler.report import Report
+
+
+MOST_IN = "The line with most of it is"
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class Insight:
     parameters; ``action``: what to change; ``code``: statements to write or commands to run (none:
     `action` is enough); ``change``: the same for programs (empty: it has no name). ``waits``: the
     cycles of the critical path that it is about (None: none). ``changes_batch``: a weight update
-    then has other samples.
+    then has other samples. ``file`` and ``line`` have most of what it is about ("": none has).
     """
 
     title: str
@@ -40,6 +47,13 @@ class Insight:
     waits: Waits | None = None
     code: tuple[str, ...] = ()
     changes_batch: bool = False
+    file: str = ""
+    line: int = 0
+
+    @property
+    def why(self) -> str:
+        """``detail``, and the source line to look at."""
+        return f"{self.detail} {MOST_IN} {self.file}:{self.line}." if self.file else self.detail
 
     @property
     def gain_in_words(self) -> str:
@@ -53,6 +67,30 @@ class Insight:
     def change_in_words(self) -> str:
         """``action`` as a sentence that ends, or introduces ``code``."""
         return f"{sentence(self.action)}{':' if self.code else '.'}"
+
+
+def with_line(report: Report, path: pd.DataFrame | None, one: Insight) -> Insight:
+    """The finding with the line whose operators have most of its cycles of the path.
+
+    Without cycles: with that of the largest variable on the fullest tile of its IPU. As it is if
+    options are what to change, not the model.
+    """
+    if one.code or (one.change and "starts" not in one.change):
+        return one
+    there = re.match(r"/memory\?ipu=(\d+)&tile=", one.where)
+    if one.waits is not None and path is not None:
+        most = path.loc[one.waits.of(path) & (path["op"] >= 0).to_numpy(), ["op", "cycles"]]
+    elif there is not None:
+        live = held_at_peak(report, int(there[1]))
+        most = live.loc[live["op"] >= 0, ["op", "bytes"]].head(1)
+    else:
+        return one
+    places = report.ops.loc[most["op"], ["file", "line"]].assign(size=most.iloc[:, 1].to_numpy())
+    sums = places[places["file"] != ""].groupby(["file", "line"])["size"].sum()
+    if not len(sums):
+        return one
+    file, line = cast("tuple[str, int]", sums.idxmax())
+    return replace(one, file=file.replace("\\", "/"), line=line)
 
 
 def covered(path: pd.DataFrame, waits: list[Waits]) -> np.ndarray:

@@ -82,7 +82,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
                 if roomy
                 else "Little room is left for more: ipu-report advise says what fits"
             ),
-            f"/memory?ipu={ipu}",
+            f"/memory?ipu={ipu}" + ("" if roomy else f"&tile={analysis.fullest(report, ipu)}"),
         )
     ]
     live = report.memory(ipu)

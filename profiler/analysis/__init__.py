@@ -15,16 +15,24 @@ from ipuscope.profiler.analysis.memory_hot_spots import (
     fullest,
     fullest_tiles,
     held_at_peak,
-    memory_peaks,
     overflows,
 )
-from ipuscope.profiler.analysis.movement import host_tensors, movement, movement_of_ops
+from ipuscope.profiler.analysis.movement import host_tensors, movement
 from ipuscope.profiler.analysis.operators import operators, roofline
 from ipuscope.profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from ipuscope.profiler.analysis.pipeline import Bubble, bubble, cycle_table
-from ipuscope.profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
+from ipuscope.profiler.analysis.pod import (
+    alike_ipus,
+    link_loads,
+    link_names,
+    link_slices,
+    link_traffic,
+    loads,
+    pod,
+    shards_of,
+)
 from ipuscope.profiler.analysis.program import program_cycles
-from ipuscope.profiler.analysis.stages import ipu_costs, slowest, step_balance
+from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 
 __all__ = [
     "Bubble",
@@ -44,10 +52,11 @@ __all__ = [
     "host_tensors",
     "ipu_costs",
     "link_loads",
+    "link_names",
+    "link_slices",
+    "link_traffic",
     "loads",
-    "memory_peaks",
     "movement",
-    "movement_of_ops",
     "not_comparable",
     "operators",
     "overflows",
@@ -58,7 +67,6 @@ __all__ = [
     "roofline",
     "shards_of",
     "slowest",
-    "step_balance",
     "turn",
     "waiting",
 ]

@@ -318,8 +318,6 @@ def cause_of_kind(kind: str) -> str:
     return _OF_KIND.get(kind, "compute")
 
 
-# -- summaries ---
-
 _ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streaming memory")
 
 

@@ -238,9 +238,6 @@ def slowest_of(report: Report) -> Slowest | None:
     return Slowest(name, longest, blocks, cycles, ratio, on_path)
 
 
-# -- in words ---
-
-
 class Fact(NamedTuple):
     """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
 
@@ -388,9 +385,6 @@ def slowest_words(slow: Slowest) -> str:
     where, name = slow.blocks or "no Block", slow.name
     who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
     return f"{who}: {slow.cycles:,} cycles a micro-batch, {slow.ratio:.2f} x the mean"
-
-
-# -- The instances of a script that share the replicas of a profiled model ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,50 +55,10 @@ def fullest(report: Report, ipu: int) -> int:
     return fullest_tile(tiles["peak"], tiles["overflow"])
 
 
-def memory_peaks(report: Report) -> pd.DataFrame:
-    """The fullest tile of each IPU of a replica.
-
-    ``ipu, tile, bytes`` (used, or the extent on overflow), ``free`` (negative: it does not fit),
-    ``full`` (share of the tile), ``always_live``, ``step`` (position at which the tile is fullest)
-    with its ``name``, and ``largest`` with ``largest_bytes``: the largest item there.
-    """
-    import pandas as pd
-
-    rows = []
-    for ipu in range(report.target.ipus_per_replica):
-        columns, steps = report.tile_columns(ipu), report.program_steps(ipu)
-        tile = fullest(report, ipu)
-        row = {name: values[tile] for name, values in columns.items()}
-        step = int(row["peak_step"])
-        name = str(steps["name"].iloc[step]) if step < len(steps) else ""
-        live = report.live_variables(ipu, step, tile)
-        largest = (str(live["name"].iloc[0]), int(live["bytes"].iloc[0])) if len(live) else ("", 0)
-        total = int(row["total"] if row["overflow"] else row["peak"])
-        limit = report.target.bytes_per_tile
-        rows.append(
-            {
-                "ipu": ipu,
-                "tile": tile,
-                "bytes": total,
-                "free": limit - total,
-                "full": total / limit,
-                "always_live": int(row["always_live"]),
-                "step": step,
-                "name": name,
-                "largest": largest[0],
-                "largest_bytes": largest[1],
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
     """Variables live on the fullest tile of an IPU when it is fullest (`Report.live_variables`)."""
     tile = fullest(report, ipu)
     return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)
-
-
-# -- Tiles that overflow, and their contents, as the compiler's error reports them ---
 
 
 def overflows(report: Report) -> list[Overflow]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler.enums import Direction, Purpose
+from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 
@@ -38,33 +38,6 @@ def movement(report: Report, run: int = 0) -> pd.DataFrame:
     return bytes_by_kind[
         ["ipu", "kind", "steps", "bytes_in", "bytes_out", "cycles", "bytes_per_cycle"]
     ]
-
-
-def movement_of_ops(report: Report) -> pd.DataFrame:
-    """What operators exchange between tiles in one execution, most first.
-
-    ``op, name, direction, stage, steps, bytes_in, cycles, share`` (of the operator's own cycles).
-    """
-    steps, ops = report.steps_as_run(), report.ops
-    steps = steps[
-        (steps["op"] >= 0)
-        & (steps["kind"] == "exchange")
-        & (steps["direction"] != Direction.RECOMPUTE)
-    ]
-    bytes_by_op = (
-        steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()
-    )
-    about = ops.loc[bytes_by_op["op"], ["name", "direction", "stage", "cycles"]]
-    bytes_by_op.insert(1, "name", about["name"].to_numpy())
-    bytes_by_op.insert(2, "direction", about["direction"].to_numpy())
-    bytes_by_op.insert(3, "stage", about["stage"].to_numpy())
-    bytes_by_op["share"] = (
-        bytes_by_op["cycles"].to_numpy() / about["cycles"].clip(lower=1).to_numpy()
-    )
-    return bytes_by_op.sort_values("bytes_in", ascending=False, kind="stable", ignore_index=True)
-
-
-# -- Transfers between the host and the IPUs, tensor by tensor ---
 
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ipuscope.profiler.analysis.counters import mean, until
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file.records import BESIDE
@@ -31,6 +32,7 @@ _WAYS = {  # where a link lies, and which entry of the header has its rate
     "between machines": "link_bytes_per_cycle_between_boards",
     "between racks": "link_bytes_per_cycle_between_racks",
 }
+_LINK = ["between", "source", "target"]
 _MACHINE, _RACK = 4, 64  # IPUs, if the header does not say (docs/machine.md#pods)
 
 
@@ -95,30 +97,12 @@ def link_loads(report: Report) -> pd.DataFrame:
     machine", "between machines" or "between racks": where the slowest link lies) and ``busy``: the
     share of the device iteration that one such link needs for them.
     """
-    import pandas as pd
-
-    steps = report.program_steps()
-    body = pd.Series(report.steps_in_order("body"), index=steps["step"])
-    runs = report.tasks(iteration=0).groupby("body").size()
-    steps = steps.set_index("step").assign(runs=runs.reindex(body, fill_value=0).to_numpy())
-    ring = steps[steps["kind"] == "global exchange"]
-    ring = ring.assign(
-        between=ring["purpose"].astype(str).map(_RINGS),
-        bytes=ring["bytes_out"] * ring["runs"] * ring["times"],
-        target=-1,
-    )
-    moves = report.moved_tensors
-    moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
-    there = steps.loc[moves["step"], ["ipu", "runs"]].reset_index(drop=True)
-    moves = moves.reset_index(drop=True).assign(runs=there["runs"], between="stages")
-    # a copy is a step of both its IPUs: it counts where it arrives
-    moves = moves[(there["ipu"] == moves["target"]) & (moves["source"] != moves["target"])]
-    moves = moves.assign(bytes=moves["bytes"] * moves["runs"])
-    columns = ["between", "source", "target", "bytes"]
-    rows = pd.concat([moves[columns], ring.rename(columns={"ipu": "source"})[columns]])
-    sums = rows.groupby(columns[:3], as_index=False)["bytes"].sum()
+    rows = _over_links(report)
+    runs = report.tasks(iteration=0)["body"].value_counts()
+    rows["bytes"] *= runs.reindex(rows["body"], fill_value=0).to_numpy()
+    sums = rows.groupby(_LINK, as_index=False)["bytes"].sum()
     sums = sums[sums["bytes"] > 0]
-    ends = zip(*(sums[name] for name in columns[:3]), strict=True)
+    ends = zip(*(sums[name] for name in _LINK), strict=True)
     ways = [_way(report, *row) for row in ends]
     rates = {way: _rate(report, way) for way in _WAYS}
     tasks = report.tasks(iteration=0)
@@ -126,6 +110,76 @@ def link_loads(report: Report) -> pd.DataFrame:
     needed = sums["bytes"] / np.array([rates[way] for way in ways], dtype=float)
     sums = sums.assign(way=ways, busy=needed / cycles)
     return sums.sort_values("busy", ascending=False, kind="stable", ignore_index=True)
+
+
+def link_slices(report: Report, run: int = 0, iteration: int | None = 0) -> pd.DataFrame:
+    """When the links of `link_loads` carry what, in time order.
+
+    ``link`` (its row there), ``start, end`` (cycles, on the clock of `Report.tasks`) and ``bytes``:
+    a row for each time that a step sends over it.
+    """
+    rows = _over_links(report)
+    links = link_loads(report).reset_index(names="link")
+    rows = rows.merge(links[["link", *_LINK]], on=_LINK)
+    tasks = report.tasks(run, iteration=iteration)[["body", "start", "end"]]
+    slices = tasks.merge(rows, on="body").sort_values("start", kind="stable")
+    start, task_end = slices["start"] + slices["begin"], slices["end"]
+    end = task_end.where(slices["stop"] < 0, slices["start"] + slices["stop"])
+    made = {"link": slices["link"], "start": start, "end": end, "bytes": slices["bytes"]}
+    return type(tasks)(made).reset_index(drop=True)
+
+
+def link_traffic(report: Report, slices: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
+    """The share of each link's rate that is used between edges: float64[link, len(edges) - 1].
+
+    ``slices``: of `link_slices`, whose bytes are spread evenly over each; ``edges``: cycles.
+    """
+    links = link_loads(report)
+    share = np.zeros((len(links), len(edges) - 1))
+    for link in range(len(links)):
+        of = slices[slices["link"] == link]
+        start, end, sent = (of[name].to_numpy() for name in ("start", "end", "bytes"))
+        rate = _rate(report, links["way"].iloc[link])
+        share[link] = mean(start, end, until(sent), edges) / rate
+    return share
+
+
+def link_names(links: pd.DataFrame) -> list[str]:
+    """What the rows of `link_loads` are called; "IPU 3, shards" sends round a ring of shards."""
+    ends = zip(*(links[name].tolist() for name in _LINK), strict=True)
+    return [
+        f"IPU {source} to {target}" if target >= 0 else f"IPU {source}, {between}"
+        for between, source, target in ends
+    ]
+
+
+def _over_links(report: Report) -> pd.DataFrame:
+    """Steps of bodies that send over a link: `_LINK`, ``body, begin, stop`` (-1: last) and bytes.
+
+    ``begin`` and ``stop`` are cycles from the start of the body.
+    """
+    import pandas as pd
+
+    of, bodies = report.bodies["body"].to_numpy(), report.bodies_in_row
+    stop = np.append(bodies.start[1:], -1)
+    stop[bodies.first + bodies.count - 1] = -1
+    runs = pd.DataFrame({"body": np.repeat(of, bodies.count), "step": bodies.step})
+    runs = runs.assign(begin=bodies.start, stop=stop)
+    step, ipu = report.steps_in_order("step"), report.steps_in_order("ipu")
+    here = np.flatnonzero(report.steps_with("kind", "global exchange"))
+    vectors, at = np.unique(report.steps_in_order("bytes_out")[here], return_inverse=True)
+    sent = np.array([report.vector(one).sum() if one >= 0 else 0 for one in vectors.tolist()])
+    purpose = pd.Series(report.steps_in_order("purpose")[here]).astype(str)
+    ring = pd.DataFrame({"between": purpose.map(_RINGS), "source": ipu[here], "step": step[here]})
+    ring = ring.assign(target=-1, bytes=sent[at]).dropna(subset="between")
+    moves = report.moved_tensors
+    moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
+    # a copy is a step of both its IPUs: it counts where it arrives
+    where = pd.Series(ipu, step).reindex(moves["step"]).to_numpy()
+    moves = moves[(where == moves["target"]) & (moves["source"] != moves["target"])]
+    sums = moves.assign(between="stages").groupby([*_LINK, "step"], as_index=False)["bytes"].sum()
+    columns = [*_LINK, "step", "bytes"]
+    return pd.concat([sums[columns], ring[columns]]).merge(runs, on="step")
 
 
 def _way(report: Report, between: str, source: int, target: int) -> str:

@@ -142,9 +142,6 @@ def _edge(row: Any, tensors: _Moved) -> str:
     return f"to {where}" if tensors.target < 0 else f"from {where}"
 
 
-# -- The critical path of an update in short, for a first look ---
-
-
 MOST = 12  # of the longest waits
 _NUMBERS = ("ipu", "step", "cycles", "begin", "end")
 _LONGEST = ("what", "share", *_NUMBERS)

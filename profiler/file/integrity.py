@@ -123,9 +123,6 @@ _MORE: dict[type[Any], tuple[tuple[str, ...], Check]] = {
 }
 
 
-# -- what is not a table ---
-
-
 def of_header(meta: dict[str, Any]) -> str:
     """What is wrong with the entries of the header."""
     for name in _TEXTS:

@@ -95,8 +95,6 @@ CATEGORIES = (
     "stack",
 )
 
-# -- types of columns, with what each may hold (`ipuscope.profiler.file.bounds`) ---
-
 Cycles = Annotated[int, Within(0, MOST_CYCLES)]
 Bytes = Annotated[int, Within(0, MOST_BYTES)]
 FewBytes = Annotated[int, Within(0, 1 << 31)]

@@ -49,7 +49,6 @@ from ipuscope.profiler.pva.variables import (
 )
 from ipuscope.profiler.report import open_report
 
-# -- ``openTrace``: the host's activity (docs/libpva-clients.md) ---
 # The vendor has a file of its own for it; here the records of ``libpvti``
 # (`ipuscope.profiler.pvti`) and the calls of the model are in the profile or a ``.pvti`` file.
 

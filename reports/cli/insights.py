@@ -41,7 +41,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     shown = frame.assign(gain=gains) if args.form == "text" else frame
     table = Table("insights", shown, columns, most=common.top(args))
     lines = [
-        with_code(f"{at}. {one.detail} {one.change_in_words}", one.code)
+        with_code(f"{at}. {one.why} {one.change_in_words}", one.code)
         for at, one in enumerate(findings[: common.top(args)], 1)
     ]
     return Page(str(report.path), (table, *lines))

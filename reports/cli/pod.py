@@ -25,6 +25,8 @@ EXAMPLES = """  ipu-report pod out/training                 per cent of the time
 """
 _MACHINE_WIDTH, _WHERE_WIDTH, _RACK_WIDTH = 7, 9, 27  # characters of the map's columns
 _MOST_LINKS = 8
+_PARTS = 32  # of an update
+_BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = {"busy": "busy", "memory": "memory", "links": "link_bytes"}
 _MEASURED = {
     "busy": "the time that an IPU is busy",
@@ -57,28 +59,38 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         f"Per cent of {_MEASURED[args.by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
         f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
     )
-    links = [_links(analysis.link_loads(report))] if args.by == "links" else []
+    links = _links(report) if args.by == "links" and len(report.runs) else ()
     return Page(str(report.path), (Table("ipus", ipus, ()), *maps(lines), say(about), *links))
 
 
-def _links(loads: pd.DataFrame) -> Table:
-    """The busiest links, with whom they join."""
-    from ipuscope.profiler.units import percent, size
-    from ipuscope.reports.tables import Column, Table, integer, text
+def _links(report: Report) -> tuple[Table, Table]:
+    """The busiest links with whom they join, and what they carry in each part of an update."""
+    import numpy as np
 
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.units import percent, size
+    from ipuscope.reports.tables import Column, Table, text
+
+    loads, tasks = analysis.link_loads(report), report.tasks(iteration=0)
+    edges = np.linspace(tasks["start"].min(), tasks["end"].max(), _PARTS + 1)
+    share = analysis.link_traffic(report, analysis.link_slices(report), edges)
     frame = loads.assign(
-        to=[str(ipu) if ipu >= 0 else "ring" for ipu in loads["target"]],
+        link=analysis.link_names(loads),
         sent=[size(nbytes) for nbytes in loads["bytes"]],
+        time=["".join(_BARS[at] for at in np.ceil(8 * row).astype(int)) for row in share],
     )
     columns = (
-        Column("between", "between", text),
-        Column("source", "IPU", integer),
-        Column("to", "to", text),
+        Column("link", "link", text),
         Column("way", "way", text),
         Column("sent", "sent", text),
         Column("busy", "busy", percent),
+        Column("time", "busy over an update", text),
     )
-    return Table("links", frame.head(_MOST_LINKS), columns)
+    ends = loads[["between", "source", "target"]]
+    traffic = ends.loc[ends.index.repeat(_PARTS)].assign(
+        start=np.tile(edges[:-1], len(ends)), end=np.tile(edges[1:], len(ends)), busy=share.ravel()
+    )
+    return Table("links", frame.head(_MOST_LINKS), columns), Table("traffic", traffic, ())
 
 
 def maps(lines: pd.DataFrame) -> list[Table]:

@@ -148,9 +148,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report
 
 
 def a_sample(report: Report) -> float:
-    """Cycles per micro-batch of a weight update, or of a device iteration."""
+    """Cycles per micro-batch of a weight update, or of a device iteration, over all replicas."""
     pace = analysis.pace(report)
-    return pace.cycles / pace.micro_batches
+    return pace.cycles / pace.micro_batches / report.target.num_replicas
 
 
 def split_by_cause(report: Report) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
     if "gradientAccumulation" in one.change:
         cause = 1 if one.title.startswith("the weight update") else 0
         return batches * (split_by_cause(before)[cause] - split_by_cause(after)[cause])
-    return batches * (a_sample(before) - a_sample(after))
+    return batches * before.target.num_replicas * (a_sample(before) - a_sample(after))
 
 
 # the others have tests of their own below

@@ -250,17 +250,6 @@ def test_the_roofline_by_hand(report: Report) -> None:
     assert (frame["utilisation"].dropna() <= 1).all()
 
 
-def test_memory_peaks_are_the_fullest_tiles(report: Report) -> None:
-    frame = analysis.memory_peaks(report)
-    assert frame["bytes"].tolist() == analysis.fullest_tiles(report).tolist()
-    assert (frame["bytes"] + frame["free"] == report.target.bytes_per_tile).all()
-    for row in frame.itertuples():
-        held = analysis.held_at_peak(report, row.ipu)
-        assert held["bytes"].sum() == report.tiles(row.ipu)["peak"][row.tile]
-        assert (row.largest, row.largest_bytes) == (held["name"].iloc[0], held["bytes"].iloc[0])
-        assert row.name == report.program_steps(row.ipu)["name"][row.step]
-
-
 def test_movement_is_what_the_steps_move(report: Report) -> None:
     frame = analysis.movement(report)
     between = frame[frame["kind"] == "global exchange"]
@@ -274,19 +263,6 @@ def test_movement_is_what_the_steps_move(report: Report) -> None:
     iterations = report.runs["iterations"].iloc[0]
     for row in frame.itertuples():
         assert row.cycles * iterations == cycles.loc[row.ipu, row.kind]
-    ops = analysis.movement_of_ops(report)
-    assert ops["bytes_in"].is_monotonic_decreasing and ops["share"].between(0, 1).all()
-    everything = analysis.operators(report).set_index("id")["exchanged"]
-    assert everything.loc[ops["op"]].tolist() == ops["bytes_in"].tolist()
-
-
-def test_balance_of_steps_by_their_tiles(report: Report) -> None:
-    frame = analysis.step_balance(report, 1)
-    assert frame["lost_cycles"].is_monotonic_decreasing and (frame["ipu"] == 1).all()
-    for row in frame.head(5).itertuples():
-        cycles = report.step_tiles(row.step)["cycles"]
-        assert cycles[row.slowest_tile] == cycles.max()
-        assert row.mean_cycles == pytest.approx(cycles.mean() * row.cycles / cycles.max())
 
 
 def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_it_says_why_and_what_to_do(demo: Path) -> None:
         assert len(tables["The quickest split of its Blocks"][1]) == len(best.ipus)
         options = dict(tables["Options"][1])
         assert options["Training.gradientAccumulation"] == "10"
+        uneven = next(one for one in insights(report) if "unevenly" in one.title)
+        op = report.ops[report.ops["name"] == uneven.title.split(" uses")[0]].iloc[0]
+        assert uneven.why.endswith(f" is {op['file']}:{op['line']}.") and uneven.line > 0
+        whys = [row[2] for row in tables["What to do about it"][1]]
+        assert uneven.why in whys and not insights(report)[0].file  # options change there
+    (links,) = sections["Links between IPUs"].figures
+    assert (
+        links["dark"].data[0].y[0].startswith("IPU 0 to 1 · ")
+        and links["light"].data[0].z.max() > 0
+    )
+    assert sections["The model as a graph"].figures
     maps = [one["light"] for one in sections["Live bytes over tiles and program steps"].figures]
     assert len(maps) == 4
     assert len({(figure.data[0].zmin, figure.data[0].zmax) for figure in maps}) == 1

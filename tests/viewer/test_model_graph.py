@@ -14,6 +14,7 @@ from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import TENSOR, TIED
 from ipuscope.reports.cli import main
+from ipuscope.viewer.figures import model_graph as figures
 from ipuscope.viewer.figures.theme import LIGHT
 from ipuscope.viewer.pages import model_graph as page
 
@@ -68,10 +69,19 @@ def test_a_border_moves_to_the_edge_that_is_clicked() -> None:
     assert page.cut_before(Assignment((0,), (0,)), 2) == Assignment((0,), (0,))
 
 
+def test_notebooks_have_the_same_graph_as_a_figure(report: Report) -> None:
+    drawn = report.figures.graph()
+    kinds = [one.type for one in drawn.layout.shapes]
+    assert (kinds.count("rect"), kinds.count("path")) == (4, 3)
+    words = [one.text for one in drawn.layout.annotations]
+    assert any(one.startswith("B2 · stage 1 · ") for one in words)
+    assert any(one.startswith("[40, 20, 4, 4], 50.0 KiB") for one in words)
+
+
 def test_copies_follow_the_split_that_is_shown(report: Report) -> None:
     graph = model_graph.graph(report)
     two = Assignment((0, 2), (0, 1))
-    drawn, _, said = page.elements(report, graph, two, "cycles", LIGHT)
+    drawn, _, said = figures.elements(report, graph, two, "cycles", LIGHT)
     edges = [one for one in drawn if "source" in one["data"]]
     assert [one["classes"] for one in edges] == ["", "copy", ""]
     assert "50.0 KiB" in edges[1]["data"]["label"] and "cycles" in edges[1]["data"]["label"]
@@ -88,13 +98,13 @@ def test_edges_of_next_to_nothing_leave_room_for_the_others(
     graph, two = model_graph.graph(report), Assignment((0, 2), (0, 1))
     mask = replace(graph.edges[0], source=0, target=3, bytes=1)
     assert (
-        len(page.elements(report, replace(graph, edges=(*graph.edges, mask)), two, "", LIGHT)[0])
+        len(figures.elements(report, replace(graph, edges=(*graph.edges, mask)), two, "", LIGHT)[0])
         == 8
     )
     many = replace(graph, edges=(*graph.edges, *[mask] * 9))
-    drawn, _, said = page.elements(report, many, two, "cycles", LIGHT)
+    drawn, _, said = figures.elements(report, many, two, "cycles", LIGHT)
     assert len(drawn) == 7 and said.endswith("; 9 edges of under 1% of the largest are left out.")
-    assert page.height(many) == page.height(graph)
+    assert figures.height(many) == page.height(graph)
 
 
 def test_a_tied_weight_is_an_edge_of_its_own(report: Report) -> None:

@@ -177,9 +177,6 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     return figure
 
 
-# -- the lanes' pieces ---
-
-
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     """Stacked bars by phase that sum to the update; ``table``: of `critical_path.waterfall`."""
     causes = [str(cause) for cause in table["cause"]]
@@ -255,9 +252,6 @@ def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme:
         yaxis={**NAMES_DOWN, "categoryorder": "array", "categoryarray": names},
     )
     return Drawing([drawn], {**layout, "annotations": notes})
-
-
-# -- runs ---
 
 
 _HEIGHT = 400

@@ -11,14 +11,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import counters
 from ipuscope.profiler.analysis.counters import OfSteps
 from ipuscope.viewer.figures import lod
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above
 from ipuscope.viewer.figures.memory import MIB
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.trace import Trace
-from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.figures.units import Clock, percent
 
 BINS = 600
 HEIGHT = 300
@@ -181,6 +182,53 @@ def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.nd
     return live, busy, link
 
 
+def links(
+    report: Report,
+    slices: pd.DataFrame,
+    window: tuple[float, float],
+    origin: int,
+    clock: Clock,
+    theme: Theme,
+    left: int = 0,
+) -> Drawing:
+    """A row for each link and its mean, the more coloured the more of its rate is used.
+
+    ``slices``: of `ipuscope.profiler.analysis.link_slices`; ``window``: cycles from ``origin``.
+    """
+    of = analysis.link_loads(report)
+    shares = map(percent, of["busy"].tolist())
+    names = [f"{one} · {busy}" for one, busy in zip(analysis.link_names(of), shares, strict=True)]
+    half = (window[1] - window[0]) / 2  # a margin for dragging
+    edges = np.linspace(window[0] - half, window[1] + half, BINS + 1)
+    share = analysis.link_traffic(report, slices, edges + origin)
+    top = 100 * max(1e-9, float(share.max(initial=0)))
+    heat = {
+        "type": "heatmap",
+        "x": (edges[:-1] + edges[1:]) / 2 * clock.scale,
+        "y": names,
+        "z": (100 * share).astype(np.float32),
+        "zmin": 0,
+        "zmax": top,
+        "colorscale": [[0, theme.page], [1, _LINK[theme.name]]],
+        "showscale": False,
+        "ygap": 2,
+        "hovertemplate": "%{y} of the time<br>now %{z:.1f}% of its rate<extra></extra>",
+    }
+    longest = 12 + 6 * max(map(len, names), default=0)
+    darkest = f"darkest: {top:.0f}% of a link's rate"
+    layout = theme.frame(
+        max(150, 66 + 17 * len(names)),
+        margin={"l": max(left, longest), "r": 16, "t": 22, "b": 44},
+        annotations=[{**above(1, darkest, theme.muted), "xref": "paper", "xanchor": "right"}],
+        xaxis={
+            **_time_axis(clock, theme, last=True),
+            "range": [at * clock.scale for at in window],
+        },
+        yaxis={**NAMES_DOWN, "fixedrange": True, "tickfont": {"size": 11}, "dtick": 1},
+    )
+    return Drawing([heat], layout)
+
+
 def nothing(words: str, theme: Theme) -> Drawing:
     """In place of the counters, why there are none."""
     hidden = {"visible": False}
@@ -189,9 +237,6 @@ def nothing(words: str, theme: Theme) -> Drawing:
     margin = {"l": 8, "r": 8, "t": 8, "b": 8}
     layout = theme.frame(80, margin=margin, xaxis=hidden, yaxis=hidden)
     return Drawing([], {**layout, "annotations": [{**note, "xref": "paper", "yref": "paper"}]})
-
-
-# -- the host ---
 
 
 _MOST_EVENTS = 20_000  # events drawn, the longest

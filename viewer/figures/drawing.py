@@ -57,9 +57,6 @@ def as_plotly(figure: go.Figure | Drawing) -> go.Figure:
     return figure.checked() if isinstance(figure, Drawing) else figure
 
 
-# -- shapes and annotations ---
-
-
 def vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
     """A shape: a line from the bottom to the top of a figure."""
     ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
@@ -76,9 +73,6 @@ def beside(y: str, words: str, colour: str) -> dict[str, Any]:
     """An annotation to the right of a figure, at a row."""
     where = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "y": y}
     return {**where, "text": words, "showarrow": False, "font": {"size": 11, "color": colour}}
-
-
-# -- changing and sending ---
 
 
 def _update(present: dict[str, Any], more: dict[str, Any]) -> None:
@@ -101,9 +95,6 @@ def _sent(value: Any) -> Any:
         rows = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
         return {"dtype": _TYPES[str(value.dtype)], "bdata": data, **rows}
     return value
-
-
-# -- marks and selections ---
 
 
 MOST_MARKS = 26  # each has a letter
@@ -162,9 +153,6 @@ def marked(
             }
         )
     figure.update_layout(shapes=shapes, annotations=notes)
-
-
-# -- legends ---
 
 
 _Figure = TypeVar("_Figure", go.Figure, Drawing)

@@ -227,9 +227,6 @@ class Rows:
         return which, of, below[which, of], share[which, of]
 
 
-# -- as traces ---
-
-
 WIDE = 8  # pixels
 _TOGETHER = 48  # pixels that one part of an outline covers: its label is as far away at most
 _LINE = 0.08  # of its row: the height of waiting

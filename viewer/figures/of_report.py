@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
-from ipuscope.viewer.figures import bars, flame, memory, pipeline, theme, units
+from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
+from ipuscope.viewer.figures import model_graph as graphs
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
@@ -69,10 +70,22 @@ class Figures:
         words = units.size if of_bytes else self._clock.both
         return self._carded(flame.drawn(seen.shown, (), words, self._theme, of_bytes, False))
 
+    def graph(self, direction: str = "forward") -> go.Figure:
+        """The model's Blocks or modules and the tensors between them, equal ones together."""
+        return self._carded(graphs.static(self._report, self._theme, direction))
+
     def alike(self, by: str = "stage") -> go.Figure:
         """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""
         found = regions.regions(self._report, by)
         return self._carded(peak_figures.spread(found, self._clock, self._theme))
+
+    def links(self, run: int = 0, iteration: int = 0) -> go.Figure:
+        """How much of each link's rate between IPUs is used when, in a device iteration."""
+        report = self._report
+        tasks = report.tasks(run, iteration=iteration)
+        origin, end = int(tasks["start"].min()), int(tasks["end"].max())
+        of = analysis.link_slices(report, run, iteration), (0.0, float(end - origin)), origin
+        return self._carded(counters.links(report, *of, self._clock, self._theme))
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""

@@ -148,9 +148,6 @@ def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> d
     }
 
 
-# -- what is repeated ---
-
-
 MOST_GROUPS = 12  # groups that are drawn
 _LETTERS = 28  # of a group's name
 

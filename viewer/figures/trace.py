@@ -436,9 +436,6 @@ def matches(rows: Trace, find: str) -> tuple[int, int]:
     return slices, cycles
 
 
-# -- pieces of the picture ---
-
-
 def _row(
     row: int,
     start: np.ndarray,

@@ -7,6 +7,7 @@ from typing import Any
 from dash import Dash, Output, dcc, html
 
 from ipuscope.planner.insights import Insight, insights
+from ipuscope.planner.insights.finding import MOST_IN
 from ipuscope.profiler import analysis, confidence
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import units
@@ -70,7 +71,10 @@ def _cause(one: Insight, clock: Clock) -> Any:
         gains.append(units.size(one.gain_bytes))
     how = "at most " if one.at_most else "about " if one.estimate else ""
     gain = f"gains {how}{' and '.join(gains)}" if gains else ""
-    change = [html.P([one.detail, " ", html.B(one.change_in_words)])]
+    why = [one.detail]
+    if one.file:
+        why += [f" {MOST_IN} ", common.source_link(one.file, one.line), "."]
+    change = [html.P([*why, " ", html.B(one.change_in_words)])]
     change += [common.statements(one.code)] if one.code else []
     return html.Li(
         [

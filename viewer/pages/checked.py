@@ -142,9 +142,6 @@ def _row(one: Verified, blocks: int) -> Any:
     )
 
 
-# -- other schedules ---
-
-
 _BUTTON, _ROWS = "rebalance-schedules", "rebalance-schedules-rows"
 _SCHEDULES = (
     Column("schedule", "schedule", width=130),

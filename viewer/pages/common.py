@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, dcc, html
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report, units
 from ipuscope.viewer.figures import theme as themes
@@ -156,12 +156,14 @@ def parse(search: str | None) -> dict[str, str]:
     return {name: values[-1] for name, values in pairs.items()}
 
 
-# -- parameters ---
-
-
 def param_id(page: str, name: str) -> dict[str, str]:
     """The id of a page's control, whose state goes into the address."""
     return {"page": page, "param": name}
+
+
+def script(name: str) -> ClientsideFunction:
+    """A function of assets/pages.js, for a callback in the browser."""
+    return ClientsideFunction("pages", name)
 
 
 def param_input(page: str, *names: str) -> list[Input]:
@@ -215,18 +217,17 @@ def choice(
     wide: bool = False,
 ) -> Children:
     """A dropdown for one of several. ``options`` are (value, label)."""
-    values = [value for value, _ in options]
-    return control(
-        label,
-        dcc.Dropdown(
-            id=param_id(view.page, name),
-            options=[{"value": value, "label": words} for value, words in options],
-            value=view.text(name, default, values, label),
-            clearable=False,
-            searchable=len(options) > 12,
-            className="wide" if wide else "",
-        ),
-    )
+    value = view.text(name, default, [one for one, _ in options], label)
+    many, look = len(options) > 12, "wide" if wide else ""
+    field = _dropdown(view, name, options, value, clearable=False, searchable=many, className=look)
+    return control(label, field)
+
+
+def _dropdown(
+    view: View, name: str, options: Sequence[tuple[str, str]], value: Any, **more: Any
+) -> Children:
+    shown = [{"value": one, "label": words} for one, words in options]
+    return dcc.Dropdown(id=param_id(view.page, name), options=shown, value=value, **more)
 
 
 def several(
@@ -240,14 +241,7 @@ def several(
         if one not in allowed:
             there, then = refused.names([*allowed]), "It is left out."
             view.refuse(name, refused.refused(f"{{}} in “{label}”", one, there, then))
-    field = dcc.Dropdown(
-        id=param_id(view.page, name),
-        options=[{"value": value, "label": words} for value, words in options],
-        value=chosen,
-        multi=True,
-        placeholder=none,
-    )
-    return control(label, field)
+    return control(label, _dropdown(view, name, options, chosen, multi=True, placeholder=none))
 
 
 def switch(
@@ -325,22 +319,14 @@ def controls(view: View, *children: Children, compares: bool = False) -> Childre
     """
     state = {"profile": view.profile, "with": view.beside}
     listed = names_of(view.profiles)
-    options = [{"value": key, "label": name} for key, name in listed.items()]
     which: list[Children] = []
     for name, value in state.items():
         if len(listed) < 2 or (name == "with" and not compares):
             which.append(dcc.Input(id=param_id(view.page, name), type="hidden", value=value))
             continue
-        others = [one for one in options if name == "profile" or one["value"] != view.profile]
-        field = dcc.Dropdown(
-            id=param_id(view.page, name),
-            options=others,
-            value=value or None,
-            clearable=False,
-            searchable=len(others) > 12,
-            placeholder="none",
-            className="wide",
-        )
+        others = [one for one in listed.items() if name == "profile" or one[0] != view.profile]
+        look: Any = {"placeholder": "none", "searchable": len(others) > 12, "className": "wide"}
+        field = _dropdown(view, name, others, value or None, clearable=False, **look)
         which.append(control("compare with" if name == "with" else "profile", field))
     return html.Div([*which, *children], className="controls")
 
@@ -405,28 +391,18 @@ def run_choices(view: View) -> list[Children]:
     ]
 
 
-# -- cards and figures ---
-
-
 def card(title: str, *children: Children, note: str = "", tools: bool = False) -> Children:
     """A titled part of a page. ``tools``: it has a figure, which can be saved."""
     head: list[Children] = [html.H2(title)]
     if note:
         head.append(html.P(note, className="note"))
     if tools:
+        titles = {"Copy": "Copy this figure as a picture"}
+        titles |= {form: f"Save this figure as {form}" for form in ("PNG", "SVG", "CSV")}
         buttons = [
-            html.Button(
-                form,
-                className="tool",
-                title=f"Save this figure as {form}",
-                **_data("save", form.lower()),
-            )
-            for form in ("PNG", "SVG", "CSV")
+            html.Button(form, className="tool", title=title, **_data("save", form.lower()))
+            for form, title in titles.items()
         ]
-        copy = html.Button(
-            "Copy", className="tool", title="Copy this figure as a picture", **_data("save", "copy")
-        )
-        buttons.insert(0, copy)
         head.append(html.Div(buttons, className="tools"))
     return html.Section([html.Header(head), *children], className="card")
 
@@ -438,16 +414,9 @@ def _data(name: str, value: str) -> dict[str, Any]:
 def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any) -> Children:
     """A figure with the common tools. Without ``figure``, a callback draws it."""
     settings: Any = {**GRAPH_CONFIG, **config}
+    empty = {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
     return dcc.Loading(
-        dcc.Graph(
-            id=id,
-            figure=(
-                figure
-                if figure is not None
-                else {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
-            ),
-            config=settings,
-        ),
+        dcc.Graph(id=id, figure=empty if figure is None else figure, config=settings),
         delay_show=200,
         overlay_style={"visibility": "visible", "opacity": 0.8},
         parent_className="loading",  # which lets clicks and wheel through
@@ -468,10 +437,7 @@ def source_link(file: Any, line: Any) -> Children:
 def drawer(*parts: tuple[str, Children]) -> Children:
     """Details docked at the bottom of a page, each with a title."""
     named: Any = {"aria-label": "Height of the details", "aria-orientation": "horizontal"}
-    named |= {
-        "aria-valuemin": "38",
-        "aria-valuenow": "280",
-    }  # pixels; the browser's follow the drag
+    named |= {"aria-valuemin": "38", "aria-valuenow": "280"}  # pixels; a drag changes them
     grip = html.Div(className="grip", role="separator", tabIndex="0", **named)
     sections = [html.Section([html.H2(title), html.Div(part)]) for title, part in parts]
     return html.Aside([grip, html.Div(sections, className="parts")], id="drawer")
@@ -567,26 +533,6 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
     return themes.theme((where or {}).get("theme"))
 
 
-# -- zooming ---
-
-# Where an axis was zoomed or dragged to, in units of ``meta.scale``; "" for all, cut at the ends.
-_ZOOM = """
-function(relayout, figure) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    if (!relayout) { return none; }
-    if (relayout['AXIS.autorange']) { return ['', '']; }
-    const low = relayout['AXIS.range[0]'] ?? (relayout['AXIS.range'] || [])[0];
-    const high = relayout['AXIS.range[1]'] ?? (relayout['AXIS.range'] || [])[1];
-    if (low === undefined || high === undefined) { return none; }
-    const meta = ((figure || {}).layout || {}).meta || {};
-    const scale = 'AXIS' === 'xaxis' && meta.scale || 1;
-    const end = ('AXIS' === 'xaxis' ? meta.end : meta.high) || Infinity;
-    const ends = [Math.max(0, Math.floor(low / scale)), Math.min(end, Math.ceil(high / scale))];
-    return ends[0] < ends[1] ? ends.map(String) : ['', ''];
-}
-"""
-
-
 def zoomable(
     figure: go.Figure | Drawing,
     page: str,
@@ -611,7 +557,7 @@ def zooms(
 ) -> None:
     """Keep the zoom of an axis of a graph in two hidden parameters."""
     app.clientside_callback(
-        _ZOOM.replace("AXIS", axis),
+        script(f"zoom_{axis[0]}"),
         Output(param_id(page, low), "value"),
         Output(param_id(page, high), "value"),
         Input(graph_id, "relayoutData"),

@@ -12,7 +12,7 @@ from ipuscope.profiler.analysis.hierarchy import Path
 from ipuscope.profiler.report import DAMAGED
 from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
-from ipuscope.viewer.figures.flame import SEPARATOR, id_of, path_of
+from ipuscope.viewer.figures.flame import id_of, path_of
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import Page, View
@@ -32,6 +32,14 @@ _OPS = (
     Column("difference", "B − A", "+,.0f", width=120),
     Column("ratio", "B / A", ".3f", width=100),
 )
+_SCALES = (("one", "to one scale"), ("own", "each to its own"))
+_SLIVER = 5  # times as long: the shorter one would be too narrow to read
+
+
+def _far_apart(a: Report, b: Report) -> bool:
+    """Whether a device iteration of one takes many times as long as the other's."""
+    low, high = sorted(analysis.pace(one).cycles / one.target.clock_hz for one in (a, b))
+    return high > _SLIVER * low > 0
 
 
 def layout(view: View) -> Any:
@@ -49,6 +57,7 @@ def layout(view: View) -> Any:
         common.controls(
             view,
             common.unit_switch(view),
+            common.switch(view, "scale", "timelines", _SCALES, _SCALES[_far_apart(a, b)][0]),
             common.search(view, "find", "find an operator"),
             common.hidden(view, "at"),
             compares=True,
@@ -79,21 +88,10 @@ def layout(view: View) -> Any:
     ]
 
 
-_CLICK = """
-function(click, at) {
-    const point = click && click.points && click.points[0], none = window.dash_clientside.no_update;
-    const path = (at || '').split('@@').filter((one) => one);
-    if (!point || path.length > 1) { return none; }
-    if ('AB'.includes(point.y) || point.y.endsWith(' more')) { return none; }
-    return [...path, point.y].join('@@');
-}
-""".replace("@@", SEPARATOR)
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     app.clientside_callback(
-        _CLICK,
+        common.script("compared"),
         Output(common.param_id(NAME, "at"), "value"),
         Input("compare-path", "clickData"),
         common.param_state(NAME, "at"),
@@ -131,10 +129,10 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         *(Output(f"compare-lanes-{name}", "figure") for name in "AB"),
-        *common.param_input(NAME, "profile", "with", "unit"),
+        *common.param_input(NAME, "profile", "with", "unit", "scale"),
         common.theme_state(),
     )
-    def draw(profile: Any, beside: Any, unit: Any, where: Any) -> Any:
+    def draw(profile: Any, beside: Any, unit: Any, scale: Any, where: Any) -> Any:
         theme, both = common.theme_of(where), profiles.pair(profile, beside)
         clocks = [Clock(report.target.clock_hz, common.unit_of(unit)) for report in both]
         lanes = [
@@ -144,12 +142,13 @@ def register(app: Dash, profiles: Profiles) -> None:
             for report in both
         ]
         pairs = [*zip(lanes, clocks, strict=True)]
-        end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)  # one window
+        end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)
+        own = scale == _SCALES[1][0]
         return [
             common.nothing(theme, "it holds no schedule")
             if lane is None
             else pipeline_figures.drawing(
-                lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
+                lane, c, theme, (0.0, max(1.0, lane.end if own else end * c.hz)), pixels(where)
             )
             for lane, c in pairs
         ]

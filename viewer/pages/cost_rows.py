@@ -32,9 +32,9 @@ _TIMES = "executions in a weight update, or in a device iteration"
 _CEILING = "FLOPs against what its unit, or the bytes that it receives, would allow"
 COLUMNS = (
     Column("label", "operator", least=330),
-    Column("executions", "times", ",.0f", width=90, tip=_TIMES),
     Column("total_cycles", "cycles", ",.0f", width=155, tip="of all executions together"),
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
+    Column("executions", "times", ",.0f", width=90, tip=_TIMES),
     Column(
         "recompute_cycles", "again", ",.0f", width=120, tip="recomputation, beside the other cycles"
     ),
@@ -352,9 +352,6 @@ def _steps(report: Report, operator: int, depth: int) -> list[dict[str, Any]]:
         }
         for row in units.rows_of(own)
     ]
-
-
-# -- the program, as it runs ---
 
 
 def _of_program(profiles: Profiles, report: Report, wanted: Wanted) -> Shown:

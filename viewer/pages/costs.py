@@ -27,7 +27,7 @@ from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, cost_rows, refused, tables
+from ipuscope.viewer.pages import common, cost_rows, refused, tables, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details
 from ipuscope.viewer.pages.tables import Column
@@ -155,58 +155,24 @@ def _stages(report: Report) -> list[tuple[str, str]]:
     return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
 
 
-# A click on a part shows it alone; a click on the topmost, its parent.
-_INTO = """
-function(click, at) {
-    const point = click && click.points && click.points[0];
-    if (!point || point.id === undefined) { return window.dash_clientside.no_update; }
-    const nameOf = (id) => (id === 'all' || !id ? '' : String(id));
-    return nameOf(point.id) === (at || '') ? nameOf(point.parent) : nameOf(point.id);
-}
-"""
-
-# A click on a point of the roofline: its operator.
-_POINT = """
-function(click) {
-    const point = click && click.points && click.points[0];
-    const isPoint = point && point.id === undefined && Number.isInteger(point.customdata);
-    return isPoint ? String(point.customdata) : window.dash_clientside.no_update;
-}
-"""
-
-# A click on a row opens or closes it; an operator or a step also gets details.
-_OPEN = """
-function(click, toggled) {
-    const none = window.dash_clientside.no_update;
-    if (!click || !click.rowId) { return [none, none, none]; }
-    const id = String(click.rowId), number = id.slice(1);
-    if (id[0] === 's') { return [none, none, number]; }
-    const open = new Set((toggled || '').split(',').filter((one) => one));
-    if (!open.delete(id)) { open.add(id); }
-    const chosen = id[0] === 'o';
-    return [Array.from(open).join(','), chosen ? number : none, chosen ? '' : none];
-}
-"""
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     at, toggled = common.param_id(NAME, "at"), common.param_id(NAME, "toggled")
     app.clientside_callback(
-        _INTO,
+        common.script("flamePart"),
         Output(at, "value"),
         Input("flame-graph", "clickData"),
         common.param_state(NAME, "at"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _POINT,
+        common.script("rooflinePoint"),
         Output(common.param_id(NAME, "op"), "value", allow_duplicate=True),
         Input("flame-graph", "clickData"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _OPEN,
+        common.script("costRow"),
         Output(toggled, "value"),
         Output(common.param_id(NAME, "op"), "value"),
         Output(common.param_id(NAME, "node"), "value"),
@@ -246,16 +212,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("costs-grid", "style"),
         Output("costs-trail", "children"),
         *common.param_input(NAME, *_WHAT, "other", "with"),
+        common.theme_state(),
     )
     def rows(profile: Any, *values: Any) -> Any:
-        *what, other, beside = values
+        *what, other, beside, where = values
         report, second = _reports(profiles, profile, other, beside)
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
         trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
         note = html.P(shown.note, className="note", role="status")
         height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
-        return shown.rows, tables.definitions(shown.columns), height, [*trail, note]
+        definitions = tables.definitions(shown.columns, window=timespan.width(where))
+        return shown.rows, definitions, height, [*trail, note]
 
     @app.callback(
         Output("costs-chosen", "children"),
@@ -277,9 +245,6 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _reports(profiles: Profiles, profile: Any, *other: Any) -> tuple[Report, Report | None]:
     return profiles.get(profile), common.other_of(profiles, profile, *other)
-
-
-# -- the flame graph ---
 
 
 def leaves_of(
@@ -430,9 +395,6 @@ def _button(path: Path, name: str) -> Any:
     return html.Button(name, id={"part": figures.id_of(path)}, className="link", n_clicks=0)
 
 
-# -- an operator ---
-
-
 def operator_details(profiles: Profiles, report: Report, number: int, theme: Theme) -> list[Any]:
     """Details of an operator, and its balance over tiles."""
     clock = Clock(report.target.clock_hz)
@@ -493,9 +455,6 @@ def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
 
 
 PAGE = Page("/costs", "Costs", layout, register, "Cycles and bytes by module, operator and step")
-
-
-# -- the source ---
 
 
 HEADS = ("forward", "backward", "update", "again", "bytes", "IPU", "", "")

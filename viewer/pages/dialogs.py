@@ -99,9 +99,6 @@ def _with(names: Any, words: str) -> list[int]:
     return list(first_at.values())
 
 
-# -- saved views ---
-
-
 FILE = "views.json"
 MOST, LONGEST, LONGEST_NOTE = 100, 4000, 200  # views; characters of an address, of a note
 _MOST_BYTES = MOST * 4 * (LONGEST + LONGEST_NOTE)

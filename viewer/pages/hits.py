@@ -113,9 +113,6 @@ def _of(rows: Trace, position: int) -> Hit:
     return Hit(row, start - rows.origin, end - rows.origin)
 
 
-# -- sums over a range ---
-
-
 BY = (
     ("kind", "kind"),
     ("operator", "operator"),

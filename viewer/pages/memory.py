@@ -118,36 +118,17 @@ def layout(view: View) -> Any:
     ]
 
 
-_CLICK = """
-function(line, chip, variable) {
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const at = by && by.value && by.value.points && by.value.points[0];
-    if (!at) { return window.dash_clientside.no_update; }
-    return at.customdata !== undefined ? at.customdata : Math.round(at.x);
-}
-"""
-
-
-_CHOSEN = """
-function(clicks) {
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const none = window.dash_clientside.no_update;
-    return by && by.value && by.value.rowId !== undefined ? String(by.value.rowId) : none;
-}
-"""
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     _register_live(app, profiles)
     app.clientside_callback(
-        _CHOSEN,
+        common.script("variable"),
         Output(common.param_id(NAME, "variable"), "value"),
         Input({"variables": ALL}, "cellClicked"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _CLICK,
+        common.script("tile"),
         Output(common.param_id(NAME, "tile"), "value"),
         Input("memory-tiles", "clickData"),
         Input("memory-chip", "clickData"),
@@ -170,6 +151,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         column = "total" if gaps == "with" else "total_excluding_gaps"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
+        columns = 1 if timespan.width(where) < tables.NARROW else 2
         second = _other(profiles, profile, ipu, *other)
         beside = None if second is None else second.tiles(ipu)
         return (
@@ -177,7 +159,7 @@ def register(app: Dash, profiles: Profiles) -> None:
                 by_tile, limit, theme, _tile(report, ipu, tile), gaps == "with", to_limit, beside
             ),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
-            figures.categories(_fullest(report.memory(), ipu), theme),
+            figures.categories(_fullest(report.memory(), ipu), theme, columns),
         )
 
     @app.callback(
@@ -325,9 +307,6 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
 PAGE = Page("/memory", "Memory", layout, register, "Bytes of each tile, and what they are for")
 
 
-# -- what is live when ---
-
-
 LIFETIMES = 24  # bars at the most
 
 
@@ -371,24 +350,12 @@ def _gaps(report: Report) -> str:
     return "Gaps excluded. "
 
 
-_CLICK_STEP = """
-function(heat, steps) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    const by = window.dash_clientside.callback_context.triggered[0];
-    const at = by && by.value && by.value.points && by.value.points[0];
-    if (!at) { return none; }
-    if (by.prop_id.startsWith('liveness-steps')) { return [Math.floor(at.x), none[1]]; }
-    return at.curveNumber === 0 ? [Math.floor(at.x), Math.floor(at.y)] : none;
-}
-"""
-
-
 def _register_live(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
     app.clientside_callback(
-        _CLICK_STEP,
+        common.script("livePoint"),
         Output(common.param_id(NAME, "step"), "value"),
         Output(common.param_id(NAME, "tile"), "value", allow_duplicate=True),
         Input("liveness-heat", "clickData"),

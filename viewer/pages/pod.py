@@ -1,4 +1,4 @@
-"""Pod: where the IPUs lie, how busy and full they are, and what goes over their links."""
+"""Pod: where the IPUs lie, how busy and full they are, and how much each sends over links."""
 
 from __future__ import annotations
 
@@ -8,31 +8,21 @@ from dash import Dash, Input, Output, html
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.viewer.figures import pod as figures
-from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import count
-from ipuscope.viewer.pages import common, refused, tables, timespan
+from ipuscope.viewer.pages import common, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
-from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "pod"
-_MOST_LINKS = 200
 _OF_A_MACHINE = 4  # IPUs
 _BY = {
     "busy": ("busy", "busy"),
     "memory": ("memory", "fullest tile"),
     "links": ("link_bytes", "of most bytes"),
 }
-_COLUMNS = (
-    Column("between", "between", width=110),
-    Column("from", "from IPU", width=110),
-    Column("to", "to IPU", width=130),
-    Column("way", "slowest link", least=160, tip="where the slowest link on the way lies"),
-    Column("share", "link busy", ".1%", width=120, tip="of the device iteration, of one link"),
-)
 
 
 def layout(view: View) -> Any:
@@ -45,9 +35,6 @@ def layout(view: View) -> Any:
     if target.num_replicas > 1:
         parts.append(f"{target.num_replicas} replicas (r)")
     what = f"{count(number, 'IPU')}: {'; '.join(parts)}."
-
-    rings = "the ring of replicas" if shards == 1 else "rings of shards and of replicas"
-    links = f"Copies between the IPUs of a replica, and {rings}: what each IPU sends."
 
     def no_ipu(value: str) -> str:
         if common.whole(value, -1, 0, number - 1) >= 0:
@@ -65,7 +52,7 @@ def layout(view: View) -> Any:
             "Map", "pod-map", note=what + " A row is an IPU-Machine; a frame is a replica."
         ),
         common.filled("pod-chosen"),
-        common.card("Links", common.filled("pod-links"), note=links),
+        html.P(common.link("Links between IPUs over time", "timeline"), className="note"),
     ]
 
 
@@ -74,18 +61,10 @@ def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:
     return profiles.made(report, "pod", lambda: analysis.pod(report))
 
 
-_CLICK = """
-function(click) {
-    const one = click && click.points && click.points[0];
-    return one && one.customdata ? String(one.customdata[1]) : window.dash_clientside.no_update;
-}
-"""
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     app.clientside_callback(
-        _CLICK,
+        common.script("podIpu"),
         Output(common.param_id(NAME, "ipu"), "value"),
         Input("pod-map", "clickData"),
         prevent_initial_call=True,
@@ -103,20 +82,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         share = ipus[column].to_numpy(dtype=float)
         if column == "link_bytes":
             share = share / max(1.0, float(share.max()))
-        pixels = timespan.width(where)
-        return figures.pod_map(ipus, share, title, common.theme_of(where), pixels)
-
-    @app.callback(
-        Output("pod-links", "children"),
-        *common.param_input(NAME, "profile"),
-        common.theme_state(),
-    )
-    def links(profile: Any, where: Any) -> Any:
-        report = profiles.get(profile)
-        loads = profiles.made(report, "link loads", lambda: analysis.link_loads(report))
-        if not len(loads):
-            return common.message("Nothing goes over links.")
-        return _table(loads, common.theme_of(where))
+        look = common.theme_of(where), timespan.width(where)
+        return figures.pod_map(ipus, share, title, *look)
 
     @app.callback(
         Output("pod-chosen", "children"),
@@ -136,30 +103,10 @@ def register(app: Dash, profiles: Profiles) -> None:
         return html.P([words, *common.separated(links)], className="note")
 
 
-def _table(loads: pd.DataFrame, theme: Theme) -> Any:
-    shown = loads.head(_MOST_LINKS)
-    frame = shown.rename(columns={"source": "from", "busy": "share"}).assign(
-        to=["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]]
-    )
-    rest = len(loads) - len(shown)
-    more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []
-    columns = (*_COLUMNS[:4], _moved(int(shown["bytes"].max())), *_COLUMNS[4:])
-    return [tables.table("pod-links-table", frame, columns, theme, height=380), *more]
-
-
-def _moved(most: int) -> Column:
-    """The column of bytes, in the unit that suits the largest."""
-    unit, scale = ("GiB", 2**30) if most >= 10 * 2**30 else ("MiB", 2**20)
-    tip = "of a device iteration"
-    return Column("bytes", f"{unit} sent", ",.1f", width=120, scale=scale, tip=tip)
-
-
 def _several(view: View) -> bool:
     """Whether the IPUs are of two machines or more."""
-    if not len(view.profiles):
-        return False
-    report = view.report
-    return report.target.num_ipus * analysis.shards_of(report) > _OF_A_MACHINE
+    several = len(view.profiles) and view.report.target.num_ipus * analysis.shards_of(view.report)
+    return several > _OF_A_MACHINE
 
 
 PAGE = Page("/pod", "Pod", layout, register, "Machines, IPUs and their links", _several)

@@ -214,9 +214,6 @@ PAGE = Page(
 )
 
 
-# -- plans ---
-
-
 _SETTINGS = (
     *("t", "p", "r", "phases", "split", "micro_batch", "accumulation"),
     *("recompute", "state", "proportion", "rts"),

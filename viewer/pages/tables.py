@@ -18,6 +18,8 @@ _ROOM_FOR_A_BUTTON = 150
 _LETTER, _PADDING = 7, 20  # of a heading, in a window of at most 1100 pixels
 _NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
 
+NARROW = 560  # pixels, as in assets/style.css
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -94,8 +96,14 @@ def height_of(rows: int, most: int, filters: bool = False) -> int:
     return min(most, _HEADER * (2 if filters else 1) + _ROW * max(3, rows) + _SCROLLBAR)
 
 
-def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[str, Any]]:
-    """Columns for AG Grid; ``fitted``: the table sets their widths."""
+def definitions(
+    columns: Sequence[Column], fitted: bool = False, window: int = NARROW
+) -> list[dict[str, Any]]:
+    """Columns for AG Grid; ``fitted``: the table sets their widths.
+
+    In a narrow ``window`` (pixels) the first stays while numbers are scrolled past it.
+    """
+    narrow = window < NARROW
     definitions = []
     for column in columns:
         definition: dict[str, Any] = {
@@ -116,13 +124,15 @@ def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[st
         if column.width:
             # a narrow column has no room for a field beside its button
             definition |= {
-                "width": column.width,
+                "width": _narrowest(column) if narrow else column.width,
                 "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
             }
         else:
             least = _narrowest(column) if fitted else column.least
             definition |= {"minWidth": least} | ({} if fitted else {"flex": 1})
         definitions.append(definition)
+    if narrow:
+        definitions[0] |= {"pinned": "left", "minWidth": 0, "width": _LEAST_NAME, "flex": None}
     return definitions
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report
+from ipuscope.profiler.analysis import link_slices
 from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
@@ -70,16 +71,18 @@ def layout(view: View) -> Any:
         note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
         height=counter_figures.HEIGHT,
     )
+    of_links = "The share of each link's rate in use; beside its name, of a whole update."
+    links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
     return [
         common.controls(
             view,
             common.search(view, "find", "find by name"),
             common.switch(view, "level", "show", LEVELS, "auto"),
-            common.choice(view, "ipu", "IPU", ipus, "all"),
             folded,
             tracks,
             common.unit_switch(view),
             common.more(
+                common.choice(view, "ipu", "IPU alone", ipus, "all"),
                 pinned,
                 common.choice(view, "follow", "follow a micro-batch", which, "none"),
                 *common.run_choices(view),
@@ -96,7 +99,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 html.Aside(causes.card(view, "timeline-causes"), className="causes"),
-                html.Div([_hits(), figure, counters, *_host(view)]),
+                html.Div([_hits(), figure, counters, links, *_host(view)]),
             ],
             className="workspace",
         ),
@@ -134,46 +137,14 @@ def _host(view: View) -> list[Any]:
     ]
 
 
-_SELECTED = """
-function(selected, figure) {
-    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
-    const range = selected && selected.range && selected.range.x;
-    if (!range) { return none; }
-    const { scale, end } = figure.layout.meta;
-    const [low, high] = range.map((at) => at / scale).sort((a, b) => a - b);
-    return [String(Math.max(0, Math.floor(low))), String(Math.min(end, Math.ceil(high)))];
-}
-"""
-
 _WHAT = ("profile", "run", "iteration", "span", "ipu", "level", *timespan.LANES, "unit")
-
-# Marks the part that is drawn on the overview: a shape, without drawing its curve again.
-_MARK = """
-function(drawn, figure) {
-    const mark = (again) => {
-        const plot = document.querySelector('#timeline-overview .js-plotly-plot');
-        if (!plot || !plot.layout || !plot.layout.meta) {
-            if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
-            return;
-        }
-        const scale = plot.layout.meta.scale;
-        const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
-        const shapes = drawn && drawn.length ? [{ ...whole,
-            x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
-            line: { width: 1, color: '#808a96' } }] : [];
-        window.Plotly.relayout(plot, { shapes, selections: [] });
-    };
-    setTimeout(() => mark(40), 150);
-    return drawn;
-}
-"""
 
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     common.zooms(app, NAME, "timeline-rows")
     app.clientside_callback(
-        _SELECTED,
+        common.script("overviewPart"),
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
         Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
         Input("timeline-overview", "selectedData"),
@@ -181,13 +152,14 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _MARK,
+        common.script("markOverview"),
         Output("timeline-marked", "data"),
         Input("timeline-drawn", "data"),
         Input("timeline-overview", "figure"),
     )
     causes.register(app, profiles, NAME, "timeline-causes")
     _figures(app, profiles)
+    _counters(app, profiles)
     _sums(app, profiles)
     _details(app, profiles)
 
@@ -249,6 +221,22 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         return figure, result, notes, measured, list(window or ())
 
     @app.callback(
+        Output("timeline-overview", "figure"),
+        *common.param_input(NAME, *_WHAT),
+        common.theme_state(),
+    )
+    def overview(*values: Any) -> Any:
+        *what, where = values
+        it = what_is_asked(profiles, *what)
+        drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
+        over = figures.overview(*drawn, it.left(profiles, where))
+        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
+
+
+def _counters(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the counters and links below the lanes."""
+
+    @app.callback(
         Output("timeline-counters", "figure"),
         Input("timeline-drawn", "data"),
         *timespan.states(NAME, *_WHAT),
@@ -271,16 +259,27 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         return figure
 
     @app.callback(
-        Output("timeline-overview", "figure"),
-        *common.param_input(NAME, *_WHAT),
+        Output("timeline-links", "figure"),
+        Input("timeline-drawn", "data"),
+        *timespan.states(NAME, *_WHAT),
         common.theme_state(),
+        prevent_initial_call=True,
     )
-    def overview(*values: Any) -> Any:
-        *what, where = values
-        it = what_is_asked(profiles, *what)
-        drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
-        over = figures.overview(*drawn, it.left(profiles, where))
-        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
+    def links(_drawn: Any, *values: Any) -> Any:
+        *what, low, high, marks, _, where = values
+        it, theme = what_is_asked(profiles, *what), common.theme_of(where)
+        key = ("link slices", it.run, it.iteration)
+        slices = profiles.made(it.report, key, lambda: link_slices(it.report, *key[1:]))
+        if slices.empty:
+            return counter_figures.nothing("Nothing goes over links.", theme)
+        window = common.window(low, high, it.rows.end)
+        left = max(figures.left_margin(it.rows), it.left(profiles, where))
+        whole = 0.0, float(max(1, it.rows.end))
+        drawn = (window or whole, it.rows.origin, it.clock, theme, left)
+        figure = counter_figures.links(it.report, slices, *drawn)
+        marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
+        timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
+        return figure
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:

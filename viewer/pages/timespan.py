@@ -44,9 +44,6 @@ Window = tuple[float, float] | None  # cycles from the start of what is shown; N
 Ipus = Sequence[int] | np.ndarray
 
 
-# -- controls ---
-
-
 def hidden(view: View) -> list[Any]:
     """Inputs without a visible control, which hold state."""
     names = ("from", "to", "marks", "select", "at")
@@ -192,9 +189,6 @@ def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
     there, then = refused.numbers(0, most), "This is 0."
     words = refused.refused("device iteration {} in this call", iteration, there, then)
     return [common.message(words, "warning")]
-
-
-# -- lanes and rows ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,9 +471,6 @@ def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, Of
     return dict(zip(ipus, each, strict=True))
 
 
-# -- the critical path ---
-
-
 def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> CriticalPath:
     """The critical path over the IPUs in a device iteration, as figures draw it."""
 
@@ -500,9 +491,6 @@ def link_to_wait(row: Any, total: int) -> str:
         query["from"] = max(0, row.begin - margin)
         query["to"] = min(total, row.end + margin)
     return "/timeline?" + urlencode(query)
-
-
-# -- figures ---
 
 
 def keep_zoom(

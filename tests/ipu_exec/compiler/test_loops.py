@@ -20,7 +20,7 @@ from ipu_exec.lowering.plan import Compute, Plan, Temporary, Vertices
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.profiler import Report, open_report, pva
-from ipuscope.profiler.analysis import efficiency, loads, movement, movement_of_ops, operators
+from ipuscope.profiler.analysis import efficiency, loads, movement, operators
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.program import program_cycles
 
@@ -115,7 +115,6 @@ def frame_of(value: Any) -> pd.DataFrame:
         lambda report: report.tiles(1).drop(columns="peak_step"),
         operators,
         movement,
-        movement_of_ops,
         lambda report: by_operator(critical_path(report)),
         loads,
         efficiency,

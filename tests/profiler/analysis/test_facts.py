@@ -44,7 +44,7 @@ def test_facts_are_the_reports_numbers(demo: Path) -> None:
         assert of.operators == len(report.ops) and of.steps == len(report.program_steps())
         most = report.stages["cycles"].max()
         assert report.stages.set_index("stage").at[of.slowest.stage, "cycles"] == most
-        assert tile.used == analysis.memory_peaks(report)["bytes"].max()
+        assert tile.used == analysis.fullest_tiles(report).max()
 
 
 def test_a_rate_is_given_with_its_doubt(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

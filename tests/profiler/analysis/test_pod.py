@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ipuscope.profiler import analysis, open_report
+from ipuscope.profiler.file.reader import find_profile
+from ipuscope.reports.cli import main
 
 
 def test_an_ipu_of_the_profile_does_what_its_tasks_say(demo: Path) -> None:
@@ -45,3 +50,28 @@ def test_links_carry_what_is_copied(demo: Path) -> None:
     rate = report.meta["link_bytes_per_cycle"]
     assert links["busy"].to_numpy() == pytest.approx(links["bytes"].to_numpy() / rate / cycles)
     assert links["busy"].is_monotonic_decreasing
+
+
+def test_links_over_time_are_what_sql_and_the_command_say(demo: Path, capsys: Any) -> None:
+    report = open_report(demo)
+    links, end = analysis.link_loads(report), int(report.tasks(iteration=0)["end"].max())
+    edges = np.linspace(0, end, 33)
+    share = analysis.link_traffic(report, analysis.link_slices(report), edges)
+    overlap = "max(0.0, min(e.start + e.cycles, {}) - max(e.start, {})) / e.cycles"
+    parts = ", ".join(
+        f"sum(m.bytes * {overlap.format(high, low)})"
+        for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    )
+    sql = (
+        f"SELECT m.source, m.target, {parts} FROM execution_steps e JOIN moved_tensors m"
+        " ON m.step = e.step WHERE e.run = 0 AND e.iteration = 0 AND m.target = e.ipu"
+        " AND m.source >= 0 AND m.source != m.target GROUP BY 1, 2"
+    )
+    sent = {row[:2]: row[2:] for row in sqlite3.connect(find_profile(demo)).execute(sql)}
+    rate = report.meta["link_bytes_per_cycle"] * end / 32
+    for row, (source, target) in enumerate(zip(links["source"], links["target"], strict=True)):
+        assert share[row] * rate == pytest.approx(np.array(sent[source, target]), abs=1)
+    assert main(["pod", "--by", "links", "--json", str(find_profile(demo))]) == 0
+    (printed,) = json.loads(capsys.readouterr().out)
+    busy = np.array([one["busy"] for one in printed["traffic"]])
+    assert busy == pytest.approx(share.ravel()) and busy.any()

@@ -1,0 +1,243 @@
+"""The model's graph as drawn: Cytoscape.js's elements for the viewer, and a figure of the same.
+
+`elements` says what is shown; dagre lays it out in the browser, `static` in a row a rank for
+notebooks and the HTML report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from plotly.colors import sample_colorscale
+
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis import model_graph
+from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
+from ipuscope.viewer.figures import flame, units
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.theme import Theme, text_on
+
+HIGHEST = 420  # pixels of the viewer's canvas
+_MOST_NODES = 1500
+_MOST_STATIC = 60  # nodes of a figure
+_PITCH = 62  # pixels from one row of a figure to the next
+_SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
+_MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
+_DASHES = {"tied": "dash"}
+_HUES = 8  # colours of consecutive stages before they repeat
+
+
+def height(graph: Graph) -> int:
+    """Pixels of the canvas, by the nodes and passing edges on top of each other."""
+    small = _small(graph)
+    shown = [
+        one for at, one in enumerate(graph.edges) if len(small) <= _MOST_PALE or at not in small
+    ]
+    ends = sorted({(one.source, one.target) for one in shown if one.source < one.target})
+    rank = _ranks(ends, len(graph.nodes))
+    beside = np.bincount(rank, minlength=1)
+    for source, target in ends:
+        beside[rank[source] + 1 : rank[target]] += 1
+    return int(np.clip(70 + 50 * beside.max(), 110, HIGHEST))
+
+
+def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
+    """The most edges that lead to each node; ``ends`` are in the order of their sources."""
+    rank = np.zeros(nodes, dtype=np.int64)
+    for source, target in ends:
+        rank[target] = max(rank[target], rank[source] + 1)
+    return rank
+
+
+def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
+    """The model's Blocks or modules, equal ones together, coloured by cycles: a row a rank."""
+    graph = model_graph.graph(report, (), direction, together=True)
+    made = elements(report, graph, None, "cycles", theme)[0]
+    nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
+    place = {one["id"]: at for at, one in enumerate(nodes)}
+    edges = [
+        (place[one["data"]["source"]], place[one["data"]["target"]], one)
+        for one in made
+        if {one["data"].get("source"), one["data"].get("target")} <= set(place)
+    ]
+    rank = _ranks(sorted((a, b) for a, b, _ in edges if a < b), len(nodes))
+    beside = np.bincount(rank, minlength=1)
+    turn = np.array([(rank[:at] == rank[at]).sum() for at in range(len(nodes))])
+    width = np.minimum(0.9 / beside, 0.42)[rank]
+    x = (turn + 0.5) / beside[rank]
+    shapes, notes = [], []
+    for a, b, one in edges:
+        colour, thick = (theme.accent, 4) if one["classes"] == "copy" else (theme.muted, 1)
+        line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
+        side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
+        (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
+        bend = 0.35 * side
+        way = f"M {x0},{y0} C {x0 + bend},{y0 + 0.3} {x1 + bend},{y1 - 0.3} {x1},{y1}"
+        shapes.append({"type": "path", "path": way, "line": line, "layer": "below"})
+        label = units.plain(one["data"]["label"]).replace("\n", ", ")
+        where = {"x": (x0 + x1) / 2 + 0.75 * bend, "y": (y0 + y1) / 2}
+        font = {"size": 10, "color": theme.muted}
+        anchor = "right" if side < 0 else "left"
+        notes.append({**where, "xanchor": anchor, "text": label, "font": font})
+    for at, one in enumerate(nodes):
+        ends = {"x0": x[at] - width[at] / 2, "x1": x[at] + width[at] / 2}
+        ends |= {"y0": rank[at] - 0.2, "y1": rank[at] + 0.2}
+        shapes.append({"type": "rect", **ends, "fillcolor": one["colour"], "line": {"width": 0}})
+        text = units.plain(units.shortened(one["label"].replace("\n", " · "), int(150 * width[at])))
+        font = {"size": 11, "color": one["text"]}
+        notes.append({"x": x[at], "y": int(rank[at]), "text": text, "font": font})
+    if more := len(graph.nodes) - len(nodes):
+        notes.append({"x": 0.5, "y": rank.max() + 0.4, "text": f"and {units.count(more, 'node')}"})
+    hidden = {"visible": False, "fixedrange": True}
+    rows = len(beside)
+    layout = theme.frame(
+        _PITCH * rows + 16,
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        xaxis={**hidden, "range": [0, 1]},
+        yaxis={**hidden, "range": [rows - 0.5, -0.5]},
+        shapes=shapes,
+        annotations=[{**one, "showarrow": False} for one in notes],
+    )
+    hover = units.as_array([units.plain(one["label"]).replace("\n", "<br>") for one in nodes])
+    points = {"type": "scatter", "mode": "markers", "x": x, "y": rank, "marker": {"opacity": 0}}
+    points |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
+    return Drawing([points], layout)
+
+
+def elements(
+    report: Report, graph: Graph, split: Assignment | None, colour: str, theme: Theme
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Nodes and edges for Cytoscape.js, their styles, and a sentence for below.
+
+    ``split``: the stage of each Block, and its IPU; None without Blocks: the profile's stages.
+    """
+    stage_of = None if split is None else split.stage_of(len(report.blocks))
+    profiled = dict(zip(report.stages["stage"], report.stages["ipu"], strict=True))
+    ipu_of = profiled if split is None else dict(enumerate(split.ipus))
+    nodes = graph.nodes[:_MOST_NODES]
+    stages = [_stages(one, stage_of) for one in nodes]
+    position = {one.path: at for at, one in enumerate(nodes)}
+    fills = _fills(nodes, stages, colour)
+    made = []
+    for at, (one, of) in enumerate(zip(nodes, stages, strict=True)):
+        above = position.get(one.path[:-1])
+        data = {
+            "id": f"n{at}",
+            "label": _label(one, of),
+            "path": flame.id_of(one.path),
+            "opens": one.opens,
+            "colour": fills[at],
+            "text": text_on(fills[at]),
+            **({"parent": f"n{above}"} if above is not None else {}),
+        }
+        made.append({"data": data, "classes": "opened" if one.opened and one.opens else ""})
+    moved, copies = _moved(report), 0
+    small = _small(graph)
+    hidden = small if len(small) > _MOST_PALE else set()
+    for at, edge in enumerate(graph.edges):
+        if max(edge.source, edge.target) >= len(nodes) or at in hidden:
+            continue
+        ends = [ipu_of.get(stages[end][k]) for end, k in ((edge.source, 1), (edge.target, 0))]
+        across = ends[0] != ends[1] and edge.kind == model_graph.TENSOR
+        copies += across
+        data = {
+            "id": f"e{at}",
+            "source": f"n{edge.source}",
+            "target": f"n{edge.target}",
+            "label": _edge_label(edge, across, moved),
+            "before": nodes[edge.target].blocks[0],
+        }
+        if at in small:
+            data["label"] = ""
+            made.append({"data": data, "classes": "small"})
+            continue
+        kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
+        made.append({"data": data, "classes": kind})
+    edges = units.count(copies, "edge")
+    summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
+    if len(nodes) < len(graph.nodes):
+        summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
+    if hidden:
+        summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
+    fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
+    return made, [*_styles(theme), *fixed], f"{summary}."
+
+
+def _small(graph: Graph) -> set[int]:
+    """The edges that move next to nothing, as an attention mask for every layer."""
+    sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
+    least = _SMALL * max(sizes, default=0)
+    return {at for at, edge in enumerate(graph.edges) if edge.bytes < least}
+
+
+def _stages(one: Node, stage_of: Sequence[int] | None) -> tuple[int, int]:
+    """The first and the last stage of a node, in the split that is shown."""
+    if stage_of is None or one.blocks[0] < 0:
+        return one.stages
+    return stage_of[one.blocks[0]], stage_of[one.blocks[1]]
+
+
+def _fills(nodes: Sequence[Node], stages: Sequence[tuple[int, int]], colour: str) -> list[str]:
+    if colour == "stage":
+        share = np.array([first % _HUES / (_HUES - 1) for first, _ in stages])
+    else:
+        values = np.array([float(getattr(one, colour, 0)) / one.count for one in nodes])
+        share = values / max(1.0, values.max(initial=0))
+    names = sample_colorscale("Viridis", (0.15 + 0.8 * share).tolist(), colortype="tuple")
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in one) for one in names]
+
+
+def _label(one: Node, stages: tuple[int, int]) -> str:
+    name = one.path[-1] + (f" × {one.count}" if one.count > 1 else "")
+    first, last = stages
+    where = f"stage {first}" if first == last else f"stages {first} to {last}"
+    return f"{name}\n{where}\n{units.cycles(one.cycles)} cycles"
+
+
+def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
+    shapes = ", ".join(edge.shapes[:2]) + (f" + {len(edge.shapes) - 2}" * (len(edge.shapes) > 2))
+    if edge.kind == model_graph.TIED:
+        return f"tied weight {shapes}"
+    if not across:
+        return shapes
+    cycles = sum(moved.get(one, 0) for one in edge.tensors)
+    took = f", {units.cycles(cycles)} cycles" if cycles else ""
+    return f"{shapes}\n{units.size(edge.bytes)}{took}"
+
+
+def _moved(report: Report) -> dict[int, int]:
+    """Cycles of one step that copies a tensor between IPUs, as profiled, by tensor."""
+    moves = report.moved_tensors
+    moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
+    steps = report.steps_in_order("step")
+    cycles = dict(zip(steps.tolist(), report.steps_in_order("cycles").tolist(), strict=True))
+    first = moves.drop_duplicates("tensor")
+    return {
+        tensor: cycles.get(step, 0)
+        for tensor, step in zip(first["tensor"].tolist(), first["step"].tolist(), strict=True)
+    }
+
+
+def _styles(theme: Theme) -> list[dict[str, Any]]:
+    rules = {
+        "node": "label: data(label); text-wrap: wrap; text-valign: center; shape: round-rectangle;"
+        "width: 120; height: 54; font-size: 11; background-color: data(colour); color: data(text)",
+        ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
+        f"text-valign: top; border-width: 1; border-color: {theme.muted}",
+        "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
+        "text-margin-y: -14;"
+        f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
+        f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
+        f"target-arrow-color: {theme.muted}",
+        ".small": "opacity: 0.25",
+        ".copy": f"width: 5; line-color: {theme.accent}; target-arrow-color: {theme.accent}",
+        ".tied": "line-style: dashed; target-arrow-shape: none",
+    }
+    styles = []
+    for of, rule in rules.items():
+        parts = (one.partition(":") for one in rule.split(";"))
+        styles.append({"selector": of, "style": {a.strip(): b.strip() for a, _, b in parts}})
+    return styles
