@@ -66,10 +66,10 @@ def placed(profile: Path) -> list[tuple[int, str]]:
 
 
 def test_the_printed_lines_give_the_placement_that_was_chosen(tmp_path: Path) -> None:
-    plain = TRANSFORMER.format(words=32, layers=4, tied=False)
+    plain = TRANSFORMER.format(words=32, layers=2, tied=False)
     write(tmp_path / "plain.py", plain)
     asked = ("--compile-only", "--autoreport")
-    pipeline = ("--with", "micro-batches=8")  # replicas would be quicker
+    pipeline = ("--with", "micro-batches=8,micro-batch=2")  # replicas would be quicker
     process = ipu_run("--num-ipus", "4", *pipeline, *asked, "plain", "plain.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     lines = [line.strip() for line in process.stderr.splitlines() if line.startswith("  ")]
@@ -101,7 +101,7 @@ def test_an_unmodified_script_trains_the_same_on_several_ipus(tmp_path: Path) ->
 
 def test_a_large_tied_weight_stays_on_one_ipu(tmp_path: Path) -> None:
     write(tmp_path / "tied.py", TRANSFORMER.format(words=8192, layers=2, tied=True))
-    asked = ("--with", "micro-batches=8", "--autoreport", "out")
+    asked = ("--with", "micro-batches=8,micro-batch=2", "--autoreport", "out")
     process = ipu_run("--num-ipus", "2", *asked, "tied.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "is on IPU 0 again, with the tied weight" in process.stderr
@@ -113,7 +113,8 @@ def test_outputs_of_every_second_micro_batch_fix_replicas(tmp_path: Path) -> Non
     line = "network = Network()"
     every = f"options.outputMode(poptorch.OutputMode.EveryN, 2)\n{line}"
     write(tmp_path / "train.py", FOUR_BLOCKS.replace(line, every))
-    process = ipu_run("--num-ipus", "4", "--autoreport", "out", "train.py", cwd=tmp_path)
+    asked = ("--with", "micro-batch=2", "--autoreport", "out")
+    process = ipu_run("--num-ipus", "4", *asked, "train.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "p=2 r=1, 3-1, micro-batch 2 x 4" in process.stderr
     assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1]
@@ -122,7 +123,7 @@ def test_outputs_of_every_second_micro_batch_fix_replicas(tmp_path: Path) -> Non
 def test_the_compile_for_costs_takes_the_other_options_too(tmp_path: Path) -> None:
     kept_on_cpu = "x = self.body(x) + torch.FloatTensor([1.0])"
     write(tmp_path / "train.py", SEQUENTIAL.replace("x = self.body(x)", kept_on_cpu))
-    asked = ("--num-ipus", "2", "--autoreport", "out", "--with", "half")
+    asked = ("--num-ipus", "2", "--autoreport", "out", "--with", "half,micro-batch=6")
     refused = ipu_run(*asked, "train.py", cwd=tmp_path)
     assert refused.returncode == 2 and "Expected an IPU tensor" in refused.stderr
     process = ipu_run(*asked, "--lenient", "train.py", cwd=tmp_path)

@@ -274,11 +274,18 @@ def profiled(
     return open_report(folder)
 
 
-@pytest.mark.parametrize(
-    ("checkpoints", "starts"), [(True, (0, 4)), (True, (0, 2)), (False, (0, 4))]
-)
-def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, starts):
-    costs = Costs.from_report(profiled(tmp_path / "profiled", (0, 3), checkpoints))
+@pytest.fixture(scope="module")
+def at_three(tmp_path_factory) -> Path:
+    """The profile with checkpoints whose second stage begins at the fourth Block."""
+    folder = tmp_path_factory.mktemp("three")
+    profiled(folder, (0, 3), True)
+    return folder
+
+
+@pytest.mark.parametrize(("checkpoints", "starts"), [(True, (0, 2)), (False, (0, 4))])
+def test_another_split_is_predicted_with_what_runs_again(tmp_path, at_three, checkpoints, starts):
+    report = open_report(at_three) if checkpoints else profiled(tmp_path / "own", (0, 3), False)
+    costs = Costs.from_report(report)
     assert costs.cycles.closed.tolist() == [False, *[checkpoints] * (LAYERS - 1), checkpoints]
     prediction = what_if(costs, Assignment(starts, (0, 1)))
     obtained = profiled(tmp_path / "obtained", starts, checkpoints)
@@ -301,8 +308,8 @@ def test_checkpoints_make_more_room_by_prediction_as_by_compiling(tmp_path):
     assert peak[True] < peak[False]
 
 
-def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
-    report = profiled(tmp_path, (0, 3), True)
+def test_what_a_stranger_says_of_recomputation_is_checked(at_three):
+    report = open_report(at_three)
     said = report.meta["recomputation"]
     assert len(said["again"]) == LAYERS + 1
     report.__dict__["meta"] = {**report.meta, "recomputation": {}}
@@ -323,8 +330,8 @@ def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
 @pytest.mark.parametrize(
     "key", ["host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"]
 )
-def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
-    report = profiled(tmp_path, (0, 3), True)
+def test_what_a_stranger_says_of_costs_is_checked(at_three, key):
+    report = open_report(at_three)
     header = report.meta
     for wrong in ("fast", [1], None, -1, float("nan"), {}):
         report.__dict__["meta"] = {**header, key: wrong}
