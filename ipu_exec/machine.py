@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.timeline.links import Links
 from ipuscope.words import did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """One generation of IPU. ``target("mk2")`` returns one by name."""
 
@@ -38,20 +40,19 @@ class Target:
     workers: int = 6
     exchange_bytes_per_cycle: int = 4
 
-    @property
-    def link_bytes_per_cycle(self) -> float:
-        """Bytes per cycle to a neighbour on the same board, in one direction."""
-        return self.link_bytes_per_second / self.clock_hz
-
-    @property
-    def board_link_bytes_per_cycle(self) -> float:
-        """Bytes per cycle between boards, in one direction."""
-        return self.board_link_bytes_per_second / self.clock_hz
-
-    @property
-    def gateway_bytes_per_cycle(self) -> float:
-        """Bytes per cycle between racks, in one direction."""
-        return self.gateway_bytes_per_second / self.clock_hz
+    @cached_property
+    def links(self) -> Links:
+        """The links to other IPUs."""
+        return Links(
+            link_latency=round(LINK_LATENCY_SECONDS * self.clock_hz),
+            link_bytes_per_cycle=self.link_bytes_per_second / self.clock_hz,
+            link_hop_latency=LINK_HOP_SECONDS * self.clock_hz,
+            ipus_per_board=self.ipus_per_board,
+            board_link_bytes_per_cycle=self.board_link_bytes_per_second / self.clock_hz,
+            ipus_per_rack=self.ipus_per_rack,
+            rack_link_bytes_per_cycle=self.gateway_bytes_per_second / self.clock_hz,
+            gateway_latency=self.gateway_latency_seconds * self.clock_hz,
+        )
 
     def seconds(self, cycles: float) -> float:
         """Seconds that this number of cycles takes."""
@@ -88,19 +89,20 @@ EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
 
 def header(target: Target) -> dict[str, float]:
     """The machine's entries in a profile's header: cycles, and bytes per cycle one way."""
+    links = target.links
     return {
         "external_sync": EXTERNAL_SYNC_CYCLES,
         "stream_step": STREAM_STEP_CYCLES,
         "slice_cycles": SLICE_CYCLES,
         "slice_bytes_per_cycle": SLICE_BYTES_PER_CYCLE,
-        "link_latency": round(LINK_LATENCY_SECONDS * target.clock_hz),
-        "link_hop_latency": LINK_HOP_SECONDS * target.clock_hz,
-        "link_bytes_per_cycle": target.link_bytes_per_cycle,
-        "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
-        "ipus_per_board": target.ipus_per_board,
-        "link_bytes_per_cycle_between_racks": target.gateway_bytes_per_cycle,
-        "gateway_latency": target.gateway_latency_seconds * target.clock_hz,
-        "ipus_per_rack": target.ipus_per_rack,
+        "link_latency": links.link_latency,
+        "link_hop_latency": links.link_hop_latency,
+        "link_bytes_per_cycle": links.link_bytes_per_cycle,
+        "link_bytes_per_cycle_between_boards": links.board_link_bytes_per_cycle,
+        "ipus_per_board": links.ipus_per_board,
+        "link_bytes_per_cycle_between_racks": links.rack_link_bytes_per_cycle,
+        "gateway_latency": links.gateway_latency,
+        "ipus_per_rack": links.ipus_per_rack,
         "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
     }
 

@@ -8,7 +8,7 @@ ends there. ``ipu-report advise --check`` compares its predictions with such com
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -17,43 +17,23 @@ from ipu_exec.errors import Error, warn_once
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
 from ipu_exec.options import Options
+from ipuscope.planner.levers.settings import STATES, Levers
 
 _LEVERS = (
     "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
-    " inference), recompute=yes|no, outputs=all|final|loss, state=on-chip|off-chip|in-parts, and"
-    " options that take a number, as Training.gradientAccumulation=16"
+    " inference), replicas=N, recompute=yes|no, outputs=all|final|loss,"
+    " state=on-chip|off-chip|in-parts, and options that take a number, as"
+    " Training.gradientAccumulation=16"
 )
+_NUMBERS = ("micro-batch", "micro-batches", "replicas")
 _OUTPUTS = ("all", "final", "loss")
-_STATES = ("on-chip", "off-chip", "in-parts")
-_RECOMPUTATION = {"yes": 3, "no": 0}  # PopART's RecomputationType: Pipeline, None
-
-
-@dataclass(frozen=True, slots=True)
-class Levers:
-    """The changes; a default leaves the script's setting.
-
-    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` per weight
-    update (device iteration in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state``
-    as `parse` accepts them.
-    """
-
-    precision: str = ""
-    micro_batch: int = 0
-    micro_batches: int = 0
-    recompute: str = ""
-    outputs: str = ""
-    state: str = ""
-    text: str = field(default="", compare=False)
-    # options by dotted name, and the number each is set to
-    options: tuple[tuple[str, int], ...] = ()
-
-    def __bool__(self) -> bool:
-        return self != Levers()
+_YES_NO = {"yes": True, "no": False}
+_PIPELINE = 3  # PopART's RecomputationType; 0: None
 
 
 def parse(text: str, option: str = "--with") -> Levers:
     """Levers as ``--with`` accepts them, separated by commas; Error (of ``option``) if unknown."""
-    levers = Levers(text=text)
+    levers = Levers()
     for word in filter(None, (part.strip() for part in text.split(","))):
         pulled = _one(word, option)
         pulled["options"] = (*levers.options, *pulled.get("options", ()))
@@ -74,13 +54,14 @@ def _is_option(name: str) -> bool:
 def _one(word: str, option: str) -> dict[str, Any]:
     name, _, value = word.partition("=")
     if word in ("half", "float"):
-        return {"precision": word}
-    if name in ("micro-batch", "micro-batches") and value.isdecimal() and int(value) > 0:
+        return {"half": word == "half"}
+    if name in _NUMBERS and value.isdecimal() and int(value) > 0:
         return {name.replace("-", "_"): int(value)}
     if _is_option(name) and value.isdecimal():
         return {"options": ((name, int(value)),)}
-    choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
-    if value in choices.get(name, ()):
+    if name == "recompute" and value in _YES_NO:
+        return {name: _YES_NO[value]}
+    if value in {"outputs": _OUTPUTS, "state": STATES}.get(name, ()):
         return {name: value}
     raise Error(f"{option} {word!r} is not a lever. There are: {_LEVERS}")
 
@@ -100,8 +81,10 @@ def changed_options(options: Options, levers: Levers, training: bool) -> Options
         options.Training.gradientAccumulation(levers.micro_batches)
     elif levers.micro_batches:
         options.deviceIterations(levers.micro_batches)
-    if levers.recompute:
-        options._Popart.set("autoRecomputation", _RECOMPUTATION[levers.recompute])
+    if levers.replicas:
+        options.replicationFactor(levers.replicas)
+    if levers.recompute is not None:
+        options._Popart.set("autoRecomputation", _PIPELINE if levers.recompute else 0)
     if levers.outputs:
         once = levers.outputs != "all"
         options.outputMode(OutputMode.Final if once and training else OutputMode.All)

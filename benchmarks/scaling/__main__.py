@@ -26,9 +26,9 @@ from benchmarks.profile.__main__ import write
 from benchmarks.scaling import page
 from benchmarks.scaling.cases import PUBLISHED, System, row, sweep
 from benchmarks.scaling.page import BETWEEN, COLLECTIVE, WITHIN
-from ipu_exec.base import topology
 from ipuscope import profiler
 from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.timeline import links
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def _between_racks(waits: pd.DataFrame, moved: pd.Series, executable: Any) -> fl
     for step in everywhere.itertuples():
         rounds = 2 if "AllReduce" in step.name else 1
         nbytes = int(moved[step.step]) * replicas / (rounds * (replicas - 1))
-        ring = topology.Span(int(step.ipu), apart, replicas)
-        each = topology.cycles_of_levels(target, ring, nbytes, rounds)
+        ring = links.Span(int(step.ipu), apart, replicas)
+        each = links.cycles_of_levels(target.links, ring, nbytes, rounds)
         total += step.cycles * sum(each[1:]) / sum(each)
     return total
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ipu_exec.base.topology import MAX_IPUS
 from ipu_exec.errors import UsageError
+from ipuscope.profiler.timeline.links import MAX_IPUS
 
 AUTO = "auto"
 # Hugging Face's, of `tp_plan`; None: the module stays as it is

@@ -139,7 +139,7 @@ class Collective:
     name: str
     bytes_in: np.ndarray  # of one IPU over its tiles, like `bytes_out`
     bytes_out: np.ndarray
-    cycles: int  # by where the IPUs lie (`ipu_exec.base.topology`)
+    cycles: int  # by where the IPUs lie (`ipuscope.profiler.timeline.links`)
 
 
 Step = Compute | Exchange | Collective

@@ -13,11 +13,11 @@ from ipu_exec.compiler import passes
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import ContentError, Error, UsageError
 from ipu_exec.graph import Graph
-from ipu_exec.script_levers import Levers
 from ipu_exec.session import proposed_blocks
 from ipu_exec.session.applied_levers import pull_on_inputs
 from ipu_exec.session.call_plan import FirstCall, samples_of
 from ipu_exec.session.compile_options import compile_options
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.mappings import Key
 
 NO_BATCH = (

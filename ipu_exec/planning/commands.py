@@ -23,17 +23,24 @@ from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
-from ipu_exec.script_levers import Levers, changed_options, parse
 from ipu_exec.script_levers import asked as asked_levers
+from ipu_exec.script_levers import changed_options, parse
 from ipu_exec.session.applied_levers import with_levers
 from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor
+from ipuscope.planner.levers.registry import argument
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.mappings import Plan, save
 from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.planner.mappings.search_state import INTERRUPTED
 from ipuscope.run_arguments import CHANGES, changes, numbers
 
-_DECIDED = {  # options that a plan decides, and what fixes them
+_DECIDED = {  # levers and options that a plan decides, and what fixes them
+    "micro_batch": "--micro-batches",
+    "micro_batches": "--fix accumulation=N",
+    "replicas": "--fix r=N",
+    "recompute": "--fix recompute=yes|no",
+    "state": "--fix state=on-chip|off-chip",
     "Training.gradientAccumulation": "--fix accumulation=N",
     "deviceIterations": "--fix accumulation=N",
     "replicationFactor": "--fix r=N",
@@ -85,12 +92,13 @@ class Planning:
     ) -> Plan:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
         question = replace(self.asked, command=shlex.join(self.words))
+        asked = argument(levers)
         if self.keep:
             question, levers = _kept(question, call, levers, self.keep)
         else:
             _refuse(levers)
         best = _planned(with_levers(call, levers), question, self.args, ending)
-        best = replace(best, modules=best.modules or tuple(modules), levers=levers.text.strip(","))
+        best = replace(best, modules=best.modules or tuple(modules), levers=asked)
         _shown(best, self.args, self.out)
         if self.args.write:
             path = save(best, self._file(best))
@@ -120,17 +128,10 @@ class Planning:
 
 def _refuse(levers: Levers) -> None:
     """Refuse levers that a plan decides itself: an option is never ignored."""
-    decided = {
-        "micro-batch": (levers.micro_batch, "--micro-batches"),
-        "micro-batches": (levers.micro_batches, "--fix accumulation=N"),
-        "recompute": (levers.recompute, "--fix recompute=yes|no"),
-        "state": (levers.state, "--fix state=on-chip|off-chip"),
-    }
-    others = dict(levers.options)
-    decided |= {name: (others.get(name, 0), instead) for name, instead in _DECIDED.items()}
-    for name, (value, instead) in decided.items():
-        if value:
-            print(f"ipu-run: --with {name}: a plan decides it; use {instead}", file=sys.stderr)
+    for name in (*levers.pulled, *dict(levers.options)):
+        if name in _DECIDED:
+            words, instead = name.replace("_", "-"), _DECIDED[name]
+            print(f"ipu-run: --with {words}: a plan decides it; use {instead}", file=sys.stderr)
             raise SystemExit(2)
 
 
@@ -144,8 +145,8 @@ def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Ask
         fixed["r"] = options.replication_factor
     if every_n or several:
         fixed["accumulation"] = turns
-    if levers.recompute:
-        fixed["recompute"] = levers.recompute
+    if levers.recompute is not None:
+        fixed["recompute"] = "yes" if levers.recompute else "no"
     if levers.state == "in-parts":
         fixed["rts"] = "yes"
     elif levers.state:

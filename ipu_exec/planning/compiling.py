@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.base.topology import Span, cycles_of_levels
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.passes import compile_graph
@@ -23,12 +22,9 @@ from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.enums import Liveness
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
-from ipu_exec.machine import Target
 from ipu_exec.planning.phased_costs import has_one_block_a_stage, phased_costs
-from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.mappings import Key, Obtained, StagePlan
 from ipuscope.planner.mappings import Mapping as Mapped
-from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.mappings.phased_costs import Cut, PhasedCosts
 from ipuscope.planner.mappings.priced import Priced
 from ipuscope.profiler import ProfileWriter, open_report
@@ -223,20 +219,3 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
         key.proportion,
         bool(key.in_parts),
     )
-
-
-def rings_of(target: Target, shards: int, pipeline: int, replicas: int) -> Rings:
-    """The cost of the gradients' all-reduce for each IPU of a replica (`topology.ring_cycles`)."""
-    apart = shards * attached(pipeline)
-    spans = [Span(ipu * shards, apart, replicas) for ipu in range(pipeline)]
-    unit = 1 << 30
-    base, much = (
-        np.array([sum(cycles_of_levels(target, span, nbytes, 2)) for span in spans])
-        for nbytes in (0, unit)
-    )
-    return Rings(base, (much - base) / unit)
-
-
-def why_not(error: Error) -> str:
-    """Why there are no costs, in one line."""
-    return str(error).splitlines()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from ipu_exec.compiler.options import CompileOptions
@@ -19,13 +18,10 @@ from ipu_exec.planning.compiling import (
     compiled,
     options_of,
     own_mapping,
-    rings_of,
     settings_of,
-    why_not,
 )
 from ipu_exec.planning.costs_cache import StoredCosts, name_of
 from ipu_exec.planning.workers import Done, Here, Task, Workers
-from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.mappings import Key, Obtained
 from ipuscope.planner.mappings import Mapping as Mapped
 from ipuscope.planner.mappings.engine import Settled
@@ -51,20 +47,6 @@ class Made:
     compiled: Compiled | str
 
 
-@dataclass(frozen=True)
-class RingsOnTarget:
-    """The cost of the all-reduce of gradients on a machine (`planner.mappings.priced.RingsOf`)."""
-
-    target: Target
-
-    def __call__(self, shards: int, pipeline: int, replicas: int) -> Rings:
-        """For each IPU of a replica."""
-        return _rings(self.target, shards, pipeline, replicas)
-
-
-_rings = lru_cache(maxsize=None)(rings_of)
-
-
 class Compiles:
     """`ipuscope.planner.mappings.engine.Engine` over a captured model."""
 
@@ -77,7 +59,6 @@ class Compiles:
         self._stored = StoredCosts() if keep else None
         self._settings = captured.call.options.flat()
         self.cached = 0
-        self.rings = RingsOnTarget(self.target)
 
     @property
     def target(self) -> Target:
@@ -200,4 +181,4 @@ def try_compile(
     try:
         return Made(name, compiled(graph, options, key, settings))
     except Error as error:
-        return Made(name, why_not(error))
+        return Made(name, str(error).splitlines()[0])

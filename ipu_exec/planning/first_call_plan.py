@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.base.topology import MAX_IPUS
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
 from ipu_exec.errors import Error, UsageError
 from ipu_exec.options import Options
@@ -32,6 +31,7 @@ from ipuscope.planner.mappings.question import (
     usual_micro_batches,
 )
 from ipuscope.planner.mappings.search_state import EngineLost, News, NoMapping
+from ipuscope.profiler.timeline.links import MAX_IPUS
 
 USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations' and Poplar's
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -67,23 +67,15 @@ def phased_costs(executable: Executable, key: Key) -> PhasedCosts:
 
 def machine_costs(target: Target, shards: int) -> MachineCosts:
     """The machine, as a profile of it would say."""
-    numbers = header(target)
     return MachineCosts(
+        **asdict(target.links),
         tiles=target.tiles,
         bytes_per_tile=target.bytes_per_tile,
         region0_bytes=target.region0_bytes,
         clock_hz=target.clock_hz,
         sync=EXTERNAL_SYNC_CYCLES,
-        link_latency=int(numbers["link_latency"]),
-        link_bytes_per_cycle=numbers["link_bytes_per_cycle"],
-        link_hop_latency=numbers["link_hop_latency"],
-        ipus_per_board=target.ipus_per_board,
-        board_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_boards"],
-        ipus_per_rack=target.ipus_per_rack,
-        rack_link_bytes_per_cycle=numbers["link_bytes_per_cycle_between_racks"],
-        gateway_latency=numbers["gateway_latency"],
         shards=shards,
-        streaming_bytes_per_cycle=numbers["streaming_bytes_per_cycle"],
+        streaming_bytes_per_cycle=header(target)["streaming_bytes_per_cycle"],
         stream_step=STREAM_STEP_CYCLES,
     )
 

@@ -10,8 +10,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -33,6 +35,7 @@ from ipu_exec.errors import Error
 from ipuscope.planner.mappings.search_state import EngineLost
 
 _TRIES = 3
+_PATIENCE = 10  # seconds in which no task ends, after which a cluster's head is looked for
 _SERVER = "forkserver"
 LOCAL = "local"
 WITHOUT_RAY = "--ray needs Ray, which is not installed here: pip install 'ipuscope[cluster]'"
@@ -134,9 +137,13 @@ class _Pool:
             idle = len(self._running) < self.count
             task = next(self._next, None) if idle else None
             if task is None:
-                wait({*self._running, future}, return_when=FIRST_COMPLETED)
+                if not wait({*self._running, future}, _PATIENCE, FIRST_COMPLETED).done:
+                    self._look()
             elif task.name not in self._begun:
                 self._begun[task.name] = self._started(task)
+
+    def _look(self) -> None:
+        """EngineLost where who hands out the tasks is gone."""
 
 
 class Processes(_Pool):
@@ -245,10 +252,12 @@ class Cluster(_Pool):
         except ImportError:
             raise Error(WITHOUT_RAY) from None
         self._ray = ray
+        # without its head Ray would end this process after a minute; `_look` ends the plan instead
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
         here = os.pathsep.join(path for path in sys.path if path)
         with self._or_lost(f"Ray does not start, or is not at {address}"):
             ray.init(
-                address=None if address == LOCAL else address,
+                address=address,  # Ray, too, calls a new one on this machine "local"
                 num_cpus=count if address == LOCAL else None,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -256,6 +265,8 @@ class Cluster(_Pool):
                 runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
             )
             super().__init__(int(ray.cluster_resources().get("CPU", 1)))
+            host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+            self._head = host.strip("[]"), int(port)
         # Ray repeats the tasks of a killed worker
         self._remote = ray.remote(max_retries=_TRIES)(_call)
 
@@ -272,12 +283,23 @@ class Cluster(_Pool):
                 cause = error.cause
         raise cause
 
+    def _look(self) -> None:
+        with self._or_lost("Ray's head node is gone"):
+            for tries in range(1, _TRIES + 1):
+                try:
+                    socket.create_connection(self._head, _PATIENCE).close()
+                    break
+                except OSError:
+                    if tries == _TRIES:
+                        raise
+                    time.sleep(_PATIENCE)
+
     @contextmanager
     def _or_lost(self, what: str = "Ray's workers are gone") -> Iterator[None]:
         """EngineLost where the cluster fails, not a task of ours: one line instead of its own."""
         try:
             yield
-        except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises bare ones, too: a node that starts too slowly
             first = next(filter(None, str(error).splitlines()), type(error).__name__)
             raise EngineLost(
                 f"{what} ({first[:200]}). Look at `ray status`; --workers N compiles here without"

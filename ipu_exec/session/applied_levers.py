@@ -11,17 +11,18 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.loss import find_loss
-from ipu_exec.script_levers import Levers, changed_options
+from ipu_exec.script_levers import changed_options
 from ipu_exec.session.call_plan import FirstCall, samples_of
+from ipuscope.planner.levers.settings import Levers
 
-_DTYPES = {"half": torch.float16, "float": torch.float32}
+_DTYPES = {True: torch.float16, False: torch.float32}
 _FLOATS = (torch.float16, torch.float32)
 
 
 def pull_on_model(model: torch.nn.Module, levers: Levers, training: bool) -> None:
     """Change the module in place: its precision, and whether it returns the loss only."""
-    if levers.precision:
-        model.to(_DTYPES[levers.precision])
+    if levers.half is not None:
+        model.to(_DTYPES[levers.half])
     if levers.outputs == "loss" and training:
         model.forward = _only_loss(model, model.forward)
 
@@ -53,8 +54,8 @@ def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:
     wanted = levers.micro_batch or samples
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
-        if levers.precision and tensor.dtype in _FLOATS:
-            tensor = tensor.to(_DTYPES[levers.precision])
+        if levers.half is not None and tensor.dtype in _FLOATS:
+            tensor = tensor.to(_DTYPES[levers.half])
         if wanted != samples and tensor.dim() and tensor.shape[0] == samples:
             tensor = tensor[torch.arange(wanted) % samples]
         return tensor

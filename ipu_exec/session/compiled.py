@@ -28,8 +28,8 @@ from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics.collectives import connect
 from ipu_exec.option_log import log_options
-from ipu_exec.script_levers import Levers, changed_options
 from ipu_exec.script_levers import asked as asked_levers
+from ipu_exec.script_levers import changed_options
 from ipu_exec.session import arguments
 from ipu_exec.session.agreement import agree
 from ipu_exec.session.applied_levers import pull_on_inputs, pull_on_model
@@ -43,6 +43,7 @@ from ipu_exec.session.on_device import OnDevice
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.session.torch_compile import not_compiled_by_torch
 from ipu_exec.session.wrapped_model import unwrap
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.profiler.enums import Role
 from ipuscope.waiting import waiting
 

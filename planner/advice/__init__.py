@@ -11,9 +11,10 @@ from ipuscope.planner.advice.search import (
     predicted,
     too_large,
 )
-from ipuscope.planner.levers.levers import Basis, Levers, Outlook
+from ipuscope.planner.levers.levers import Basis, Outlook
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import KEEP, Allowed, anything, argument
+from ipuscope.planner.levers.settings import Levers
 
 __all__ = [
     "KEEP",

@@ -12,9 +12,10 @@ from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import STATES, Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
+from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
@@ -92,7 +93,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
             levers = reduce(Levers.over, some, Levers())
             found = _that_fits_with(basis, levers, ipus)
             if found is not None:
-                fitting.append((levers.half, *found, levers))
+                fitting.append((bool(levers.half), *found, levers))
         if fitting:
             _, _, split, levers = min(fitting, key=lambda one: one[:2])
             return replace(levers, split=split)
@@ -134,17 +135,14 @@ def way_to_fit(
         more = attached(max(least, ipus + 1))
         words += f" With the present settings it needs at least {count(least, 'IPU')}."
     elif len(basis.costs) == 1:
-        more = attached(max(ipus + 1, ceil(max(map(_share, _verdicts(basis, Levers()))))))
+        more = attached(
+            max(ipus + 1, ceil(max(one.nbytes / one.limit for one in _verdicts(basis, Levers()))))
+        )
         words += " The model is one Block: its parts may fit on more IPUs."
     else:
         return f"{words} {too_large(basis.costs)}"
     command = command_line(Provenance.of(basis.report), "", more)
     return f"{words} This compiles mappings until one fits: {command}"
-
-
-def _share(verdict: Verdict) -> float:
-    """Bytes of the fullest tile over what a tile has."""
-    return verdict.nbytes / verdict.limit
 
 
 def _that_fits_with(
@@ -216,14 +214,12 @@ def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
         starts = present.starts
         if stage > 0:
             later = (*starts[:stage], first + 1, *starts[stage + 1 :])
-            yield _to(costs, first, stage - 1), replace(present, starts=later, choices=())
+            words = f"Block {costs.names[first]} to stage {stage - 1}"
+            yield words, replace(present, starts=later, choices=())
         if stage + 1 < len(spans):
             sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
-            yield _to(costs, last, stage + 1), replace(present, starts=sooner, choices=())
-
-
-def _to(costs: Costs, block: int, stage: int) -> str:
-    return f"Block {costs.names[block]} to stage {stage}"
+            words = f"Block {costs.names[last]} to stage {stage + 1}"
+            yield words, replace(present, starts=sooner, choices=())
 
 
 def _that_fits(costs: Costs) -> Assignment | None:

@@ -9,7 +9,7 @@ from math import log2
 from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import (
     KEEP,
@@ -24,17 +24,22 @@ from ipuscope.planner.levers.registry import (
     singles,
     title,
 )
+from ipuscope.planner.levers.settings import STATES, Levers
+from ipuscope.planner.mappings.mapping import Key, attached
+from ipuscope.planner.mappings.mapping_search import assignment_of, best_of
+from ipuscope.planner.mappings.plan import Candidate
+from ipuscope.planner.mappings.priced import Priced
+from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
-from ipuscope.planner.predict.memory_verdict import Answer, Verdict
-from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict, summary
 from ipuscope.planner.search.returning_stages import back_home
-from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
 _DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
+_CODE = "its code was too large: only a compile tells what it is then"
 _FEW_STAGES = 16  # with more, no other split is searched
 _ROUNDS = 3  # settings for a split, then a split for the settings
 
@@ -76,40 +81,32 @@ class Advised:
     together: Advice | None
 
 
-def advise(report: Report, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
+def advise(report: Report, allowed: Allowed = KEEP) -> Advised:
     """What to change, ranked by predicted samples a second within the memory.
 
     ``allowed``: what may change in the training; by default samples a weight update and precision
-    stay. ``splits``: search other splits too. ValueError if the profile has no costs to predict
-    from.
+    stay. ValueError if the profile has no costs to predict from.
     """
-    return advise_on(basis_of(report), allowed, splits)
+    return advise_on(basis_of(report), allowed)
 
 
-def advise_on(basis: Basis, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
+def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
     """`advise` for a profile that was already read; computed once for the report."""
-    splits = splits and _usual_splits(basis)
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
-        return _advise_on(basis, allowed, splits)
-    name = f"advice with {allowed}, splits: {splits}"
-    return basis.report.once(name, lambda: _advise_on(basis, allowed, splits))
-
-
-def _usual_splits(basis: Basis) -> bool:
-    """Whether to search other splits where the caller does not say."""
-    return len(set(basis.present.ipus)) <= _FEW_STAGES
+        return _advise_on(basis, allowed)
+    return basis.report.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
 
 
 @in_one_thread
-def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
+def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
-    levers = [*singles(basis, allowed), *_splits(basis, splits)]
+    levers = [*singles(basis, allowed), *_splits(basis, Levers())]
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
     single = _best_of_each([one for one in alone if _gains(one, now)])
-    best = _together(basis, allowed, splits and bool(now), single)
+    best = _together(basis, allowed, single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     # a micro-batch traded for accumulation is one lever, and among the single ones
@@ -123,13 +120,13 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    exact = replace(levers, half=False, micro_batch=0)
+    exact = replace(levers, half=None, micro_batch=0)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
     doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
-        outlook.cycles,
+        outlook.total,
         outlook.samples_per_second,
         rate / now if now else 0.0,
         costs.samples * costs.micro_batches,
@@ -156,12 +153,11 @@ def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
 def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
-    if worst.answer is not Answer.FITS:
-        return f"IPU {worst.ipu}: {worst}"
-    close = other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit
-    return (
-        f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know" if close else str(worst)
-    )
+    if worst.answer is Answer.CLOSE and worst.of_code:
+        return f"IPU {worst.ipu}: {_CODE}"
+    if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
+        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
+    return summary(ipus)
 
 
 def _gains(advice: Advice, now: float) -> bool:
@@ -170,7 +166,7 @@ def _gains(advice: Advice, now: float) -> bool:
 
 def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
     """The best setting of each lever, most samples a second first."""
-    ranked = sorted(advices, key=lambda advice: -advice.samples_per_second)
+    ranked = sorted(advices, key=lambda one: (_CODE in one.memory, -one.samples_per_second))
     best: dict[tuple[str, ...], Advice] = {}
     for advice in ranked:
         best.setdefault(advice.levers.pulled, advice)
@@ -180,11 +176,14 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 # -- settings of each lever ---
 
 
-def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int, int]]:
+def _batches(
+    basis: Basis, allowed: Allowed, stages: int = 0, replicas: int = 0
+) -> list[tuple[int, int]]:
     """(micro-batch size, number of micro-batches) to try; 0: as now."""
-    batches = [(0, 0), *cuts(basis, stages)]
+    per_update = replicas or basis.replicas
+    now = cuts(basis, stages, per_update)
+    batches = [*([] if replicas else [(0, 0)]), *now]
     if allowed.samples:
-        per_update = basis.costs.samples // basis.micro_batch
         for size in (0, *LEVERS["micro_batch"].settings(basis, allowed)):
             samples = (size or basis.micro_batch) * per_update
             some = counts(basis, allowed.samples, stages)
@@ -193,30 +192,48 @@ def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int,
     return list(dict.fromkeys(batches))
 
 
-def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
-    if basis.can_split:
-        yield from (Levers(split=one) for one in other_splits(basis.costs, basis.present, splits))
+def _splits(basis: Basis, levers: Levers) -> Iterator[Levers]:
+    """The levers with splits worth trying: tied weights at home, and what a plan answers."""
+    if not basis.can_split:
+        return
+    costs, present = basis.costs_with(levers), basis.present
+    if not levers.replicas:
+        yield from (replace(levers, split=one) for one in back_home(costs, present))
+    best = _of_a_plan(basis, levers) if len(set(present.ipus)) <= _FEW_STAGES else None
+    if best is None:
+        return
+    mapping, split = best.mapping, assignment_of(best.mapping, costs)
+    split = split if costs.choices else replace(split, choices=())
+    if mapping.replicas != basis.replicas:
+        count = mapping.accumulation
+        yield replace(levers, split=split, replicas=mapping.replicas, micro_batches=count)
+    elif not levers.replicas and (split.starts, split.ipus) != (present.starts, present.ipus):
+        yield replace(levers, split=split)
 
 
-def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[Assignment]:
-    """Splits worth trying: tied weights at home, and the quickest if stages are few."""
-    yield from back_home(costs, present)
-    most = len(set(present.ipus))
-    if not thorough or most > _FEW_STAGES or len(costs) < 2:
-        return
-    try:
-        best = quickest(costs)
-    except ValueError:
-        return
-    assignment = best.prediction.assignment
-    if (assignment.starts, assignment.ipus) != (present.starts, present.ipus):
-        yield replace(assignment, choices=())
+def _of_a_plan(basis: Basis, levers: Levers) -> Candidate | None:
+    """What the search of ``ipu-run --plan`` finds on as many IPUs, by the costs with the levers.
+
+    Replicas, splits and the accumulation that follows, at the samples of the levers.
+    """
+    costs = basis.costs_with(replace(levers, split=None, replicas=0))
+    size, shards = costs.samples // max(1, costs.replicas), costs.machine.shards
+    in_parts = costs.replicas if STATES[2] in (basis.state, levers.state) else 0
+    key = Key(shards, size, in_parts=in_parts, accumulates=costs.micro_batches > 1)
+    fixed = {} if costs.choices else {RECOMPUTE: costs.recompute, STATE: costs.offload}
+    samples = _samples(basis, levers)
+    if not size or samples % size:
+        return None
+    question = Question(
+        shards * _ipus(basis), samples, (size,), fixed=fixed, training=costs.training
+    )
+    return best_of(Priced(key, costs), question)
 
 
 # -- all together ---
 
 
-def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Advice]) -> Levers:
+def _together(basis: Basis, allowed: Allowed, single: Sequence[Advice]) -> Levers:
     """The quickest combination that fits, never slower than the best of the ``single`` levers.
 
     The search starts from the present, from the best other split, and from the best single lever,
@@ -224,7 +241,7 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
     """
     by_split = [one.levers for one in single if one.levers.split is not None]
     starts = dict.fromkeys((Levers(), *by_split[:1], *(one.levers for one in single[:1])))
-    candidates = [_climbed(basis, allowed, splits, start) for start in starts]
+    candidates = [_climbed(basis, allowed, start) for start in starts]
     best = max(candidates, key=lambda one: _worth(basis, one))
     least = single[0].samples_per_second if single else 0.0
     if _rate(basis, best) < least:  # more samples a weight update, which that lever takes alone
@@ -239,36 +256,46 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
 
 def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
     """Whether a weight update has as many samples as now, or at most the allowed number."""
-    then = _samples(basis, levers)
+    then, split = _samples(basis, levers), levers.split or basis.present
+    replicas = levers.replicas or basis.replicas
+    if attached(max(split.ipus) + 1) * replicas > _ipus(basis):
+        return False
     if not allowed.samples:
         return then == _samples(basis, Levers())
-    return then * basis.costs.samples <= allowed.samples * basis.micro_batch
+    return then <= allowed.samples
+
+
+def _ipus(basis: Basis) -> int:
+    """IPUs that are attached now; shards count once."""
+    return attached(max(basis.present.ipus) + 1) * basis.replicas
 
 
 def _samples(basis: Basis, levers: Levers) -> int:
-    """Samples of a weight update of one replica."""
+    """Samples of a weight update, over all replicas."""
     count = levers.micro_batches or basis.costs.micro_batches
-    return count * (levers.micro_batch or basis.micro_batch)
+    return count * (levers.micro_batch or basis.micro_batch) * (levers.replicas or basis.replicas)
 
 
-def _climbed(basis: Basis, allowed: Allowed, splits: bool, fixed: Levers) -> Levers:
+def _climbed(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     """Settings beside the ``fixed`` ones, then a split for them, for as long as either gains."""
     best = _best_beside(basis, allowed, fixed)
     for _ in range(_ROUNDS if basis.can_split else 0):
-        costs = basis.costs_with(best)
-        others = [replace(best, split=one) for one in other_splits(costs, basis.present, splits)]
+        others = list(_splits(basis, best))
         other = max(others, key=lambda one: _worth(basis, one), default=best)
         if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
-        best = _best_beside(basis, allowed, replace(fixed, split=other.split))
+        best = _best_beside(
+            basis, allowed, replace(fixed, split=other.split, replicas=other.replicas)
+        )
     return best
 
 
 def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     """The best of all settings not ``fixed``; only the fewest outputs, which never cost memory."""
     halves = basis.sizes.halves and allowed.half and not fixed.half
-    precisions = [False, True] if halves else [fixed.half]
-    batches = _batches(basis, allowed, len((fixed.split or basis.present).starts))
+    precisions = [None, True] if halves else [fixed.half]
+    stages = len((fixed.split or basis.present).starts)
+    batches = _batches(basis, allowed, stages, fixed.replicas)
     if fixed.micro_batch:
         batches = [one for one in batches if one[0] == fixed.micro_batch]
     if fixed.micro_batches:
@@ -279,14 +306,15 @@ def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     outputs = fixed.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
     ranked: list[tuple[float, Levers]] = []
     for half, (size, count), again, state in product(precisions, batches, ways, states):
-        levers = Levers(half, size, count, again, outputs, state, fixed.split)
+        pulled = (half, size, count, fixed.replicas, again, outputs, state)
+        levers = Levers(*pulled, fixed.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Best first: a setting worth less than one that fits is never asked whether it fits.
     least = _worth(basis, fixed)
     for value, levers in sorted(ranked, key=lambda one: -one[0]):
         if value <= least:
             break
-        if _runs(basis, levers):
+        if basis.fits(levers):
             return levers
     return fixed
 
@@ -313,12 +341,7 @@ def _worth_of_samples(basis: Basis, levers: Levers) -> float:
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 if it does not run."""
     speed = _speed(basis, levers)
-    return speed if speed and _runs(basis, levers) else 0.0
-
-
-def _runs(basis: Basis, levers: Levers) -> bool:
-    """Whether it fits, or is too close to call."""
-    return basis.fits(levers)
+    return speed if speed and basis.fits(levers) else 0.0
 
 
 def _speed(basis: Basis, levers: Levers) -> float:

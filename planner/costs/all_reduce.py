@@ -6,20 +6,23 @@ A profile has it for its own number of replicas; others follow from Blocks' byte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import sum_by
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline.links import Span, cycles_of_levels
 
 
 @dataclass(frozen=True)
 class Rings:
     """The all-reduce of each IPU: ``base + rate x bytes`` cycles, rounded up."""
 
-    base: np.ndarray  # float64[IPU]; of `ipu_exec.base.topology.ring_cycles`
+    base: np.ndarray  # float64[IPU]; of `ipuscope.profiler.timeline.links.ring_cycles`
     rate: np.ndarray  # float64[IPU]
 
     def cycles(self, nbytes: np.ndarray) -> np.ndarray:
@@ -34,6 +37,19 @@ class Rings:
         if not share:
             return 0
         return int(np.ceil(np.round(self.base[:ipus].min() + self.rate[:ipus].min() * share, 6)))
+
+
+@lru_cache(maxsize=1024)
+def rings_of(machine: MachineCosts, shards: int, pipeline: int, replicas: int) -> Rings:
+    """The all-reduce of gradients for each IPU of a replica (`links.ring_cycles`)."""
+    apart = shards << (pipeline - 1).bit_length()  # a replica's IPUs are attached in powers of two
+    spans = [Span(ipu * shards, apart, replicas) for ipu in range(pipeline)]
+    unit = 1 << 30
+    base, much = (
+        np.array([sum(cycles_of_levels(machine, span, nbytes, 2)) for span in spans])
+        for nbytes in (0, unit)
+    )
+    return Rings(base, (much - base) / unit)
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:

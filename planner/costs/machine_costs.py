@@ -9,6 +9,7 @@ import numpy as np
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.timeline import links
 
 
 def published_parameters(clock_hz: float) -> dict[str, float]:
@@ -31,8 +32,8 @@ def published_parameters(clock_hz: float) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class MachineCosts:
+@dataclass(frozen=True, kw_only=True)
+class MachineCosts(links.Links):
     """Tiles, links and fixed steps. Cycles and bytes; rates are bytes a cycle, one way."""
 
     tiles: int
@@ -40,14 +41,6 @@ class MachineCosts:
     region0_bytes: int
     clock_hz: float
     sync: int  # of IPUs
-    link_latency: int  # before the first byte arrives from a neighbour
-    link_bytes_per_cycle: float
-    link_hop_latency: float = 0.0  # of each further rung of the ladder
-    ipus_per_board: int = 1 << 30
-    board_link_bytes_per_cycle: float = 1.0  # between boards
-    ipus_per_rack: int = 1 << 30
-    rack_link_bytes_per_cycle: float = 1.0  # between racks
-    gateway_latency: float = 0.0  # of each border between racks
     shards: int = 1  # IPUs of a stage that share its tensors and lie side by side
     streaming_bytes_per_cycle: float = 1.0  # an IPU's part of its machine's streaming memory
     stream_step: int = 0  # begin of a stream copy, and its end
@@ -90,19 +83,11 @@ class MachineCosts:
 
     def link_rate(self, a: int, b: int) -> float:
         """Bytes a cycle, one way, between two stages' IPUs: less over boards, least over racks."""
-        a, b = a * self.shards, b * self.shards
-        if a // self.ipus_per_rack != b // self.ipus_per_rack:
-            return self.rack_link_bytes_per_cycle
-        same = a // self.ipus_per_board == b // self.ipus_per_board
-        return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
+        return links.link_rate(self, a * self.shards, b * self.shards)
 
     def hop_latency(self, a: int, b: int) -> int:
         """Cycles before the first byte arrives, on a ladder with two IPUs to a rung."""
-        a, b = a * self.shards, b * self.shards
-        rungs = max(1, abs(a // 2 - b // 2))
-        gateways = abs(a // self.ipus_per_rack - b // self.ipus_per_rack)
-        latency = self.link_latency + (rungs - 1) * self.link_hop_latency
-        return round(latency + gateways * self.gateway_latency)
+        return round(links.latency_cycles(self, a * self.shards, b * self.shards))
 
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ipuscope.planner.costs.all_reduce import gradient_bytes
+from ipuscope.planner.costs.all_reduce import gradient_bytes, rings_of
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from ipuscope.planner.costs.block_memory import BlockMemory
@@ -173,6 +173,18 @@ class Costs(BlockCosts):
             return self
         return replace(self, memory=replace(self.memory, residual=at_home))
 
+    def on_replicas(self, replicas: int, pipeline: int) -> Costs:
+        """The costs with so many replicas of ``pipeline`` IPUs: `rings` goes before `reduce`."""
+        several = self.training and replicas > 1
+        shards = self.machine.shards
+        return replace(
+            self,
+            samples=self.samples // self.replicas * replicas,
+            replicas=replicas,
+            reduce=0,
+            rings=rings_of(self.machine, shards, pipeline, replicas) if several else None,
+        )
+
     def _without_moves(self, report: Report) -> Costs:
         """Updates without `moves`; state that moves with its weight or accumulator stays in."""
         op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
@@ -222,6 +234,9 @@ def check(report: Report) -> None:
             " sharded execution only. Profile the model with PipelinedExecution of stages, without"
             " phases. ipu-report advise has the levers that move no Blocks"
         )
+    empty = sorted(set(range(len(report.stages))) - set(report.blocks["stage"].tolist()))
+    if empty:
+        raise ValueError(f"{report.path} is inconsistent: stage {empty[0]} has no Blocks")
 
 
 def pipelined(report: Report) -> bool:

@@ -141,6 +141,7 @@ def step_vertices(report: Report, steps: np.ndarray) -> StepVertices:
     here, which = np.unique(table["compute_set"][at], return_inverse=True)
     costs = [cost_of_type.get(type_of_set.get(one, -1), VertexCost()) for one in here.tolist()]
     columns = (
-        np.array([getattr(cost, one.name) for cost in costs])[which] for one in fields(VertexCost)
+        np.array([getattr(cost, one.name) for cost in costs], dtype=one.default.__class__)[which]
+        for one in fields(VertexCost)
     )
     return StepVertices(*columns)

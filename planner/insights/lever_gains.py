@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ipuscope.planner.advice import (
     Advice,
@@ -60,8 +61,10 @@ def training_changes(advice: Advice, present: Advice) -> str:
     return ", ".join(changes)
 
 
-def _change(levers: Levers) -> dict[str, str]:
-    return {"with": argument(levers)}
+def _change(levers: Levers) -> dict[str, Any]:
+    split = levers.split
+    stages = {"starts": list(split.starts), "ipus": list(split.ipus)} if split else {}
+    return {"with": argument(levers), **stages}
 
 
 def _where(basis: Basis) -> str:

@@ -1,9 +1,9 @@
-"""Settings of the levers, and their effect on the costs of a profile."""
+"""The effect of levers on the costs of a profile."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,17 @@ from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import with_a_block
+from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.predict.many_splits import assignment_cycles
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.split_text import profiled
-from ipuscope.planner.predict.what_if import Assignment, memory_of, memory_of_ipu, what_if
+from ipuscope.planner.predict.what_if import (
+    Assignment,
+    Prediction,
+    memory_of,
+    memory_of_ipu,
+    what_if,
+)
 from ipuscope.profiler import analysis
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.lazy import cached_property
@@ -29,50 +36,15 @@ if TYPE_CHECKING:
 
 _MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
-_ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
-
-
-@dataclass(frozen=True)
-class Levers:
-    """The settings to change; a default leaves a setting as profiled.
-
-    ``micro_batch``: samples of one replica's; ``micro_batches``: of a weight update (a device
-    iteration in inference); ``outputs``: "final" (once an update) or "loss" (only that, once);
-    ``state``: of `STATES`, where optimiser state is stored; ``split``: stages and their IPUs.
-    """
-
-    half: bool = False
-    micro_batch: int = 0
-    micro_batches: int = 0
-    recompute: bool | None = None
-    outputs: str = ""
-    state: str = ""
-    split: Assignment | None = None
-
-    @property
-    def pulled(self) -> tuple[str, ...]:
-        """Names of the levers that are pulled."""
-        unset = Levers()
-        names = (one.name for one in fields(self))
-        return tuple(name for name in names if getattr(self, name) != getattr(unset, name))
-
-    def without(self, name: str) -> Levers:
-        """The levers without this one."""
-        return replace(self, **{name: getattr(Levers(), name)})
-
-    def over(self, before: Levers) -> Levers:
-        """These levers, with the settings of ``before`` for those not pulled."""
-        inherited = {
-            name: getattr(before, name) for name in before.pulled if name not in self.pulled
-        }
-        return replace(self, **inherited)
+_OTHER_CODE = {"half", "micro_batch", "split"}  # levers with which operators need other code
+_ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Cycles of a weight update, speed over all replicas, memory, and why it would not run."""
+    """Speed over all replicas, memory, and why it would not run."""
 
-    cycles: int
+    total: int  # cycles of a weight update
     samples_per_second: float
     memory: tuple[Verdict, ...]
     problems: tuple[str, ...]
@@ -90,7 +62,7 @@ class Basis:
     _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
     _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
     _too_full: list[int] = field(default_factory=list, repr=False, init=False)
-    _parts: dict[int, tuple[BlockMemory, Costs]] = field(
+    _parts: dict[tuple[int, int], tuple[BlockMemory, Costs]] = field(
         default_factory=dict, repr=False, init=False
     )
 
@@ -117,18 +89,10 @@ class Basis:
             self._totals[levers] = assignment_cycles(costs, assignment)
         return self._totals[levers]
 
-    def outlook(self, levers: Levers) -> Outlook:
+    def outlook(self, levers: Levers) -> Prediction | Outlook:
         """The prediction with the levers pulled."""
-        prediction = replace(
-            what_if(self.costs_with(levers), self.assignment_with(levers)),
-            given_memory=self.memory_with(levers),
-        )
-        return Outlook(
-            prediction.total,
-            prediction.samples_per_second,
-            prediction.memory,
-            prediction.problems,
-        )
+        prediction = what_if(self.costs_with(levers), self.assignment_with(levers))
+        return replace(prediction, given_memory=self.memory_with(levers))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -189,9 +153,12 @@ class Basis:
     def costs_with(self, levers: Levers) -> Costs:
         """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
-        costs = self._estimated(levers.half, ratio)
+        costs = self._estimated(bool(levers.half), ratio)
         if levers.micro_batches:
             costs = replace(costs, micro_batches=levers.micro_batches)
+        if levers.replicas:
+            split = levers.split or self.present
+            costs = costs.on_replicas(levers.replicas, max(split.ipus) + 1)
         if levers.recompute is not None:  # for the last stage; the others have their choice
             costs = replace(costs, recompute=levers.recompute)
         if levers.outputs:
@@ -202,11 +169,11 @@ class Basis:
 
     def _in_parts(self, costs: Costs) -> Costs:
         """The costs with state in parts; arrays that differ in them are made once."""
-        key = id(costs.memory)
+        key = id(costs.memory), costs.replicas
         if self._parts.get(key, (None,))[0] is not costs.memory:
             while len(self._parts) >= _MOST_ESTIMATES:
                 self._parts.pop(next(iter(self._parts)))
-            self._parts[key] = costs.memory, _in_parts(costs, self.shared_state, self.replicas)
+            self._parts[key] = costs.memory, _in_parts(costs, self.shared_state)
         parts = self._parts[key][1]
         return replace(costs, memory=parts.memory, cycles=parts.cycles, measured=False)
 
@@ -214,7 +181,10 @@ class Basis:
         """Whether each IPU fits; computed once for levers that do not differ in memory."""
         those = _memory_levers(levers)
         if those not in self._memory:
-            self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
+            answers = memory_of(self.costs_with(those), self.assignment_with(those))
+            if not _OTHER_CODE & {*those.pulled}:  # code that is too large stays so
+                answers = tuple(replace(one, exact=one.exact or one.of_code) for one in answers)
+            self._memory[those] = answers
         return self._memory[those]
 
     def fits(self, levers: Levers) -> bool:
@@ -255,7 +225,7 @@ class Basis:
 
 def _memory_levers(levers: Levers) -> Levers:
     """The levers on which memory depends."""
-    return levers.without("micro_batches").without("outputs")
+    return levers.without("micro_batches").without("replicas").without("outputs")
 
 
 LEAST_SHARDED = 8192  # elements: PopART by default shards no smaller tensor
@@ -282,9 +252,9 @@ def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:
     return replace(streams, stream_out=np.maximum(left, streams.stream_out > 0))
 
 
-def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
+def _in_parts(costs: Costs, shared: float) -> Costs:
     """Each replica keeps and updates its part of state: an estimate, except the bytes."""
-    part = 1 - shared * (replicas - 1) / replicas
+    part = 1 - shared * (costs.replicas - 1) / costs.replicas
     memory = replace(
         costs.memory,
         state=np.ceil(costs.memory.state * part).astype(np.int64),

@@ -27,7 +27,8 @@ from ipuscope.planner.costs.estimates import (
     weight_operators,
 )
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis, Levers, Outlook, outputs_of
+from ipuscope.planner.levers.levers import Basis, Outlook, outputs_of
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import host_groups
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose, Role
@@ -160,7 +161,7 @@ class PhasedBasis(Basis):
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self.costs
         if levers.half or ratio != 1:
-            streams = estimated_streams(costs.streams, self.sizes, ratio, levers.half)
+            streams = estimated_streams(costs.streams, self.sizes, ratio, bool(levers.half))
             samples = round(costs.samples * ratio)
             costs = replace(costs, streams=streams, samples=samples, measured=False)
         if levers.micro_batches:
@@ -200,12 +201,13 @@ class PhasedBasis(Basis):
     def _schedule_costs(self, levers: Levers, costs: Costs) -> tuple[schedule_types.Costs, Phases]:
         """The input of the schedule: the bodies' own cycles, scaled by the levers."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        half = bool(levers.half)
         stages, ipus = len(self.report.stages), tuple(self.report.stages["ipu"].tolist())
 
         def of_stage(*tasks: BodyTask) -> tuple[int, ...]:
             spent = self._spent("stage", stages, tasks)
             if levers.half or ratio != 1:
-                spent = spent * self._work.ratio(stages, tasks, levers.half, ratio, remote=False)
+                spent = spent * self._work.ratio(stages, tasks, half, ratio, remote=False)
             return tuple(np.rint(spent).astype(int).tolist())
 
         def of_ipu(task: BodyTask) -> tuple[int, ...]:
@@ -218,7 +220,7 @@ class PhasedBasis(Basis):
                 cycles = np.array(self._phases[which][direction], dtype=np.float64)
                 if levers.half or ratio != 1:
                     tasks = _tasks_of(kind)
-                    cycles *= self._work.ratio(stages, tasks, levers.half, ratio, remote=True)
+                    cycles *= self._work.ratio(stages, tasks, half, ratio, remote=True)
                 answers[kind] = tuple(np.rint(cycles).astype(int).tolist())
             return answers
 
@@ -337,9 +339,10 @@ class PhasedBasis(Basis):
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
         """Whether each IPU fits: as profiled or, in another size, by its fullest tile."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
-        key = ("memory", levers.half, ratio)
+        half = bool(levers.half)
+        key = ("memory", half, ratio)
         if key not in self.costs.cache:
-            self.costs.cache[key] = self._memory_of(levers.half, ratio)
+            self.costs.cache[key] = self._memory_of(half, ratio)
         answer: tuple[Verdict, ...] = self.costs.cache[key]
         return answer
 

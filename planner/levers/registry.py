@@ -1,20 +1,21 @@
 """All levers: the values each may have, what it changes, and its words.
 
-A lever is a class here and a field of `Levers`; advice, insights, relief and commands ask `LEVERS`.
+A lever is an entry here and a field of `Levers`; advice, insights, relief and commands ask here.
 `ipu_exec.script_levers` applies it in the compile and reads `Lever.argument`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
-from ipuscope.planner.levers.levers import STATES, Basis, Levers
+from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.script_lines import location_line, stages_line
+from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.levers.waits import WORK, Waits
+from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import units
 from ipuscope.profiler.enums import PipelinePhase
 from ipuscope.profiler.timeline import closed_forms
@@ -46,277 +47,240 @@ def anything(basis: Basis) -> Allowed:
     return Allowed(True, MORE * basis.costs.samples * basis.costs.micro_batches)
 
 
-class Lever(ABC):
+@dataclass(frozen=True)
+class Lever:
     """A setting of a script that can be changed.
 
-    ``name``: the field of `Levers`; ``doubt``: the share of its gain that the estimate may be off
-    (docs/advice.md#estimates), 0 if the costs are the profile's.
+    ``name``: the field of `Levers`; ``argument``: its form for ``ipu-run --with``, empty if another
+    option takes it; ``words``: the change in words; ``code``: the line to write in the script;
+    ``finding``: title and detail of the insight that advises it, and what it is about;
+    ``settings``: the values worth trying alone, without the present one; ``doubt``: the share of
+    its gain that the estimate may be off (docs/advice.md#estimates), 0 if the costs are the
+    profile's; ``changes``: of the training, "half" or "samples", as `--allow` names it;
+    ``is_estimate``: whether costs with it are estimates (None: if there is doubt).
     """
 
-    name: ClassVar[str]
-    doubt: ClassVar[float] = 0.0
-    changes: ClassVar[str] = ""  # in the training: "half" or "samples", as `--allow` names it
-
-    @abstractmethod
-    def settings(self, basis: Basis, allowed: Allowed) -> list[Any]:
-        """The values worth trying alone, without the present one."""
-
-    @abstractmethod
-    def argument(self, value: Any) -> str:
-        """Its form for ``ipu-run --with``; empty if another option takes it."""
-
-    @abstractmethod
-    def words(self, basis: Basis, value: Any) -> str:
-        """The change in words."""
-
-    @abstractmethod
-    def code(self, basis: Basis, value: Any) -> str:
-        """The line to write in the script."""
-
-    @abstractmethod
-    def finding(self, basis: Basis, value: Any) -> tuple[str, str, Waits]:
-        """Title and detail of the insight that advises it, and what it is about."""
+    name: str
+    argument: Callable[[Any], str]
+    words: Callable[[Basis, Any], str]
+    code: Callable[[Basis, Any], str]
+    finding: Callable[[Basis, Any], tuple[str, str, Waits]]
+    settings: Callable[[Basis, Allowed], list[Any]] = lambda basis, allowed: []  # a search finds it
+    doubt: float = 0.0
+    changes: str = ""
+    is_estimate: Callable[[Any], bool] | None = None
 
     def estimate(self, value: Any) -> bool:
         """Whether costs with it are estimates."""
-        return self.doubt > 0
+        return self.doubt > 0 if self.is_estimate is None else self.is_estimate(value)
 
 
-class _Half(Lever):
-    """Float16 instead of float32."""
-
-    name = "half"
-    doubt = 0.2
-    changes = "half"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[bool]:
-        return [True] if basis.sizes.halves and allowed.half else []
-
-    def argument(self, value: bool) -> str:
-        return "half"
-
-    def words(self, basis: Basis, value: bool) -> str:
-        return "half precision"
-
-    def code(self, basis: Basis, value: bool) -> str:
-        return "model.half()  # and inputs.half() where they are floats"
-
-    def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
-        detail = "In float16 tiles multiply twice as fast, and half the bytes move."
-        return "the weights are float32", detail, Waits(causes=(*WORK, *_ON_LINKS))
-
-
-class _MicroBatch(Lever):
-    """Samples of a replica's micro-batch."""
-
-    name = "micro_batch"
-    doubt = 0.4
-    changes = "samples"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
-        """Sizes in samples, with as many micro-batches; none if 0 are allowed, or there is one."""
-        if not basis.has_samples:
-            return []
-        per_update = basis.costs.samples // basis.micro_batch
-        sizes = [basis.micro_batch * ratio for ratio in RATIOS]
-        # 0 samples: a file that contradicts itself
-        most = allowed.samples // max(1, per_update * basis.costs.micro_batches)
-        return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
-
-    def argument(self, value: int) -> str:
-        return f"micro-batch={value}"
-
-    def words(self, basis: Basis, value: int) -> str:
-        return f"micro-batch of {value} instead of {basis.micro_batch}"
-
-    def code(self, basis: Basis, value: int) -> str:
-        return f"poptorch.DataLoader(options, dataset, batch_size={value})"
-
-    def finding(self, basis: Basis, value: int) -> tuple[str, str, Waits]:
-        detail = (
-            f"With {value}, more samples share what each step takes to start and the weights that"
-            " it moves."
-            if value > basis.micro_batch
-            else f"With {value}, tiles need less memory at a time."
-        )
-        title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
-        return title, detail, Waits(causes=WORK)
-
-
-class _MicroBatches(Lever):
-    """Gradient accumulation; device iterations in inference."""
-
-    name = "micro_batches"
-    changes = "samples"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
-        return counts(basis, allowed.samples) if allowed.samples else []
-
-    def argument(self, value: int) -> str:
-        return f"micro-batches={value}"
-
-    def words(self, basis: Basis, value: int) -> str:
-        spoken = "gradient accumulation" if basis.costs.training else "device iterations"
-        return f"{spoken} of {value} instead of {basis.costs.micro_batches}"
-
-    def code(self, basis: Basis, value: int) -> str:
-        training = basis.costs.training
-        method = "Training.gradientAccumulation" if training else "deviceIterations"
-        return f"options.{method}({value})"
-
-    def finding(self, basis: Basis, value: int) -> tuple[str, str, Waits]:
-        update = " and weights are updated" if basis.costs.training else ""
-        return (
-            f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
-            f"With {value}, phases fill and drain{update} less often.",
-            Waits(phases=(PipelinePhase.UPDATE,)),
-        )
-
-
-class _Recompute(Lever):
-    """Whether stages run their forward again before the backward."""
-
-    name = "recompute"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[bool]:
-        costs = basis.costs
-        stages = costs.training and costs.pipelined and len(basis.present.starts) > 1
-        return [not costs.recompute] if stages else []
-
-    def argument(self, value: bool) -> str:
-        return f"recompute={'yes' if value else 'no'}"
-
-    def words(self, basis: Basis, value: bool) -> str:
-        return "recomputation" if value else "no recomputation"
-
-    def code(self, basis: Basis, value: bool) -> str:
-        kind = "3)  # RecomputationType.Pipeline" if value else "0)  # none"
-        return f'options._Popart.set("autoRecomputation", {kind}'
-
-    def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
-        if value:
-            detail = "With recomputation, stages keep fewer activations for the backward."
-            return "stages keep all their activations", detail, Waits(causes=("stash",))
-        return (
-            "stages run their forward again before the backward",
-            f"{_ROOM}to keep it all",
-            Waits(causes=WORK, directions=("recompute",)),
-        )
-
-
-class _Outputs(Lever):
-    """Which outputs go to the host, and how often."""
-
-    name = "outputs"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[str]:
-        costs = basis.costs
-        if not costs.training or not costs.streams.stream_out.any():
-            return []
-        final = [] if costs.streams.out_once or costs.micro_batches == 1 else ["final"]
-        return [*final, *(["loss"] if basis.returned else [])]
-
-    def argument(self, value: str) -> str:
-        return f"outputs={value}"
-
-    def words(self, basis: Basis, value: str) -> str:
-        if value == "loss":
-            return "the loss only, once a weight update"
-        mode = str(basis.report.options.get("outputMode", "Default"))
-        return f"outputs once a weight update (OutputMode.Final instead of {mode})"
-
-    def code(self, basis: Basis, value: str) -> str:
-        if value == "loss":
-            final = "" if basis.costs.streams.out_once else ", and OutputMode.Final"
-            return f"return loss  # alone, in forward{final}"
-        return "options.outputMode(poptorch.OutputMode.Final)"
-
-    def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
-        title, detail = "outputs that the host need not read go there", "Each keeps the IPUs"
-        return title, f"{detail} waiting.", Waits(causes=("host I/O",))
-
-
-class _State(Lever):
-    """Where optimiser state is stored."""
-
-    name = "state"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[str]:
-        if not basis.costs.training or not basis.keeps_state:
-            return []
-        present = basis.state
-        possible = STATES if basis.replicas > 1 else STATES[:2]
-        if present == STATES[2]:  # a profile of the parts does not give the cost of whole state
-            return []
-        return [state for state in possible if state != present]
-
-    def argument(self, value: str) -> str:
-        return f"state={value}"
-
-    def words(self, basis: Basis, value: str) -> str:
-        return f"optimiser state {value.replace('-', ' ')}"
-
-    def code(self, basis: Basis, value: str) -> str:
-        return location_line(value)
-
-    def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
-        causes = ("streaming memory", "collective over replicas")
-        return (
-            f"optimiser state is {basis.state.replace('-', ' ')}",
-            f"{_ROOM}for it {value.replace('-', ' ')}",
-            Waits(causes=causes, phases=(PipelinePhase.UPDATE,)),
-        )
-
-    def estimate(self, value: str) -> bool:
-        return value == STATES[2]
-
-
-class _OtherSplit(Lever):
-    """Other Blocks on the stages; `ipuscope.planner.search` finds them."""
-
-    name = "split"
-
-    def settings(self, basis: Basis, allowed: Allowed) -> list[Any]:
+def _sizes(basis: Basis, allowed: Allowed) -> list[int]:
+    """Sizes in samples, with as many micro-batches; none if 0 are allowed, or there is one."""
+    if not basis.has_samples:
         return []
+    per_update = basis.costs.samples // basis.micro_batch
+    sizes = [basis.micro_batch * ratio for ratio in RATIOS]
+    # 0 samples: a file that contradicts itself
+    most = allowed.samples // max(1, per_update * basis.costs.micro_batches)
+    return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
 
-    def argument(self, value: Any) -> str:
-        return ""  # its ``--placement``
 
-    def words(self, basis: Basis, value: Any) -> str:
-        if len(set(value.ipus)) < len(value.ipus):
-            tied = " for its tied weight" if len(basis.costs.cuts.ties) else ""
-            return f"another split, which comes back to an IPU{tied}"
+def _about_size(basis: Basis, value: int) -> tuple[str, str, Waits]:
+    detail = (
+        f"With {value}, more samples share what each step takes to start and the weights that it"
+        " moves."
+        if value > basis.micro_batch
+        else f"With {value}, tiles need less memory at a time."
+    )
+    title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
+    return title, detail, Waits(causes=WORK)
+
+
+def _accumulation(basis: Basis, value: int) -> str:
+    spoken = "gradient accumulation" if basis.costs.training else "device iterations"
+    return f"{spoken} of {value} instead of {basis.costs.micro_batches}"
+
+
+def _accumulation_line(basis: Basis, value: int) -> str:
+    method = "Training.gradientAccumulation" if basis.costs.training else "deviceIterations"
+    return f"options.{method}({value})"
+
+
+def _about_accumulation(basis: Basis, value: int) -> tuple[str, str, Waits]:
+    update = " and weights are updated" if basis.costs.training else ""
+    return (
+        f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
+        f"With {value}, phases fill and drain{update} less often.",
+        Waits(phases=(PipelinePhase.UPDATE,)),
+    )
+
+
+def _other_recomputation(basis: Basis, allowed: Allowed) -> list[bool]:
+    costs = basis.costs
+    stages = costs.training and costs.pipelined and len(basis.present.starts) > 1
+    return [not costs.recompute] if stages else []
+
+
+def _recompute_line(basis: Basis, value: bool) -> str:
+    kind = "3)  # RecomputationType.Pipeline" if value else "0)  # none"
+    return f'options._Popart.set("autoRecomputation", {kind}'
+
+
+def _about_recomputation(basis: Basis, value: bool) -> tuple[str, str, Waits]:
+    if value:
+        detail = "With recomputation, stages keep fewer activations for the backward."
+        return "stages keep all their activations", detail, Waits(causes=("stash",))
+    title = "stages run their forward again before the backward"
+    return title, f"{_ROOM}to keep it all", Waits(causes=WORK, directions=("recompute",))
+
+
+def _fewer_outputs(basis: Basis, allowed: Allowed) -> list[str]:
+    costs = basis.costs
+    if not costs.training or not costs.streams.stream_out.any():
+        return []
+    final = [] if costs.streams.out_once or costs.micro_batches == 1 else ["final"]
+    return [*final, *(["loss"] if basis.returned else [])]
+
+
+def _outputs(basis: Basis, value: str) -> str:
+    if value == "loss":
+        return "the loss only, once a weight update"
+    mode = str(basis.report.options.get("outputMode", "Default"))
+    return f"outputs once a weight update (OutputMode.Final instead of {mode})"
+
+
+def _outputs_line(basis: Basis, value: str) -> str:
+    if value == "loss":
+        final = "" if basis.costs.streams.out_once else ", and OutputMode.Final"
+        return f"return loss  # alone, in forward{final}"
+    return "options.outputMode(poptorch.OutputMode.Final)"
+
+
+def _other_states(basis: Basis, allowed: Allowed) -> list[str]:
+    present = basis.state
+    if not basis.costs.training or not basis.keeps_state or present == STATES[2]:
+        return []  # a profile of the parts does not give the cost of whole state
+    possible = STATES if basis.replicas > 1 else STATES[:2]
+    return [state for state in possible if state != present]
+
+
+def _about_state(basis: Basis, value: str) -> tuple[str, str, Waits]:
+    causes = ("streaming memory", "collective over replicas")
+    return (
+        f"optimiser state is {basis.state.replace('-', ' ')}",
+        f"{_ROOM}for it {value.replace('-', ' ')}",
+        Waits(causes=causes, phases=(PipelinePhase.UPDATE,)),
+    )
+
+
+def _another_split(basis: Basis, value: Assignment) -> str:
+    if len(set(value.ipus)) == len(value.ipus):
         return "another split"
-
-    def code(self, basis: Basis, value: Any) -> str:
-        return stages_line(basis.costs, value)
-
-    def finding(self, basis: Basis, value: Any) -> tuple[str, str, Waits]:
-        return "the stages are uneven", "Another split takes less.", Waits(causes=WORK)
+    tied = " for its tied weight" if len(basis.costs.cuts.ties) else ""
+    return f"another split, which comes back to an IPU{tied}"
 
 
 LEVERS: dict[str, Lever] = {
     lever.name: lever
     for lever in (
-        _Half(),
-        _MicroBatch(),
-        _MicroBatches(),
-        _Recompute(),
-        _Outputs(),
-        _State(),
-        _OtherSplit(),
+        Lever(
+            "half",
+            lambda value: "half" if value else "float",
+            lambda basis, value: "half precision",
+            lambda basis, value: "model.half()  # and inputs.half() where they are floats",
+            lambda basis, value: (
+                "the weights are float32",
+                "In float16 tiles multiply twice as fast, and half the bytes move.",
+                Waits(causes=(*WORK, *_ON_LINKS)),
+            ),
+            lambda basis, allowed: [True] if basis.sizes.halves and allowed.half else [],
+            doubt=0.2,
+            changes="half",
+        ),
+        Lever(
+            "micro_batch",
+            lambda value: f"micro-batch={value}",
+            lambda basis, value: f"micro-batch of {value} instead of {basis.micro_batch}",
+            lambda basis, value: f"poptorch.DataLoader(options, dataset, batch_size={value})",
+            _about_size,
+            _sizes,
+            doubt=0.4,
+            changes="samples",
+        ),
+        Lever(
+            "micro_batches",
+            lambda value: f"micro-batches={value}",
+            _accumulation,
+            _accumulation_line,
+            _about_accumulation,
+            lambda basis, allowed: counts(basis, allowed.samples) if allowed.samples else [],
+            changes="samples",
+        ),
+        Lever(
+            "replicas",
+            lambda value: f"replicas={value}",
+            lambda basis, value: f"{units.count(value, 'replica')} instead of {basis.replicas}",
+            lambda basis, value: f"options.replicationFactor({value})",
+            lambda basis, value: (
+                f"the IPUs have {units.count(basis.replicas, 'replica')} of the model",
+                f"With {value}, and as many samples, its pipelines have another length.",
+                Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
+            ),
+        ),
+        Lever(
+            "recompute",
+            lambda value: f"recompute={'yes' if value else 'no'}",
+            lambda basis, value: "recomputation" if value else "no recomputation",
+            _recompute_line,
+            _about_recomputation,
+            _other_recomputation,
+        ),
+        Lever(
+            "outputs",
+            lambda value: f"outputs={value}",
+            _outputs,
+            _outputs_line,
+            lambda basis, value: (
+                "outputs that the host need not read go there",
+                "Each keeps the IPUs waiting.",
+                Waits(causes=("host I/O",)),
+            ),
+            _fewer_outputs,
+        ),
+        Lever(
+            "state",
+            lambda value: f"state={value}",
+            lambda basis, value: f"optimiser state {value.replace('-', ' ')}",
+            lambda basis, value: location_line(value),
+            _about_state,
+            _other_states,
+            is_estimate=lambda value: value == STATES[2],
+        ),
+        Lever(
+            "split",
+            lambda value: "",  # its ``--placement``
+            _another_split,
+            lambda basis, value: stages_line(basis.costs, value),
+            lambda basis, value: (
+                "the stages are uneven",
+                "Another split takes less.",
+                Waits(causes=WORK),
+            ),
+        ),
     )
 }
 
 
 def pulled(levers: Levers) -> Iterator[tuple[Lever, Any]]:
     """The levers that are pulled, with their values."""
-    return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled)
+    return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled if name in LEVERS)
 
 
 def argument(levers: Levers) -> str:
     """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
-    return ",".join(filter(None, (lever.argument(value) for lever, value in pulled(levers))))
+    words = [lever.argument(value) for lever, value in pulled(levers)]
+    return ",".join(filter(None, (*words, *(f"{name}={value}" for name, value in levers.options))))
 
 
 def title(basis: Basis, levers: Levers) -> str:
@@ -330,8 +294,11 @@ def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
 
 
 def finding(basis: Basis, levers: Levers, room: Callable[[str], str]) -> tuple[str, str, Waits]:
-    """Title, detail and waits of the first lever's insight; ``room`` says if there is room."""
-    lever, value = next(pulled(levers))
+    """Title, detail and waits of the first lever's insight; ``room`` says if there is room.
+
+    Other replicas come first: their accumulation and split follow.
+    """
+    lever, value = min(pulled(levers), key=lambda one: one[0].name != "replicas")
     heading, detail, waits = lever.finding(basis, value)
     return heading, room(detail.removeprefix(_ROOM)) if detail.startswith(_ROOM) else detail, waits
 
@@ -363,15 +330,20 @@ def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
     return sorted(wanted | ({least} if costs.micro_batches < least else set()))
 
 
-def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
-    """Other micro-batch sizes, with the number of them that has the present samples."""
-    if not basis.has_samples:
+def cuts(basis: Basis, stages: int = 0, replicas: int = 0) -> list[tuple[int, int]]:
+    """Other micro-batch sizes, with the number of them that has the present samples.
+
+    ``replicas``: on so many (0: as profiled); there a size of 0 is the present one.
+    """
+    of_all = basis.micro_batch * basis.costs.micro_batches * basis.replicas
+    samples, left = divmod(of_all, replicas or basis.replicas)
+    if not basis.has_samples or left:
         return []
-    samples = basis.micro_batch * basis.costs.micro_batches
     smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
     largest = min(samples, int(basis.micro_batch * RATIOS[-1]))
     least, sizes = least_count(basis, stages), []
     for size in range(smallest, largest + 1):
-        if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
-            sizes.append((size, samples // size))
+        now = size == basis.micro_batch and (replicas or basis.replicas) == basis.replicas
+        if not now and samples % size == 0 and samples // size >= least:
+            sizes.append((size if size != basis.micro_batch else 0, samples // size))
     return sizes

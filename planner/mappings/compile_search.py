@@ -74,13 +74,16 @@ def plan(
         else:
             _in_phases(state, keys, own)
         settle(state)
+        if state.best is None and state.priced:  # what was predicted to fit, did not
+            _come_back(state)
+            settle(state)
     except (KeyboardInterrupt, EngineLost) as error:
         if not state.candidates:
             raise
         state.stopped = str(error) if isinstance(error, EngineLost) else INTERRUPTED
     if state.best is None:
         if state.phased and not state.priced:
-            raise NoMapping(plan_words.no_phases(state.phased.values(), question, engine.rings))
+            raise NoMapping(plan_words.no_phases(state.phased.values(), question))
         not_own = [one for one in state.candidates if not one.own]
         if not_own:
             raise NoMapping(plan_words.none_runs(not_own, question))
@@ -111,7 +114,7 @@ def _come_back(state: State) -> None:
     """Where nothing fits, try what may fit, and stages that return (else `_rebalanced` does)."""
     if any(one.runs for one in state.candidates) or state.late():
         return
-    arguments = [(one, state.question, state.engine.rings) for one in state.priced.values()]
+    arguments = [(one, state.question) for one in state.priced.values()]
     for candidates in state.engine.each(come_back, arguments):
         for candidate in candidates:
             add(state, candidate)
@@ -189,7 +192,7 @@ def _take_own(state: State, results: Iterator[Settled]) -> None:
             state.left_out.append(f"the script's own mapping: {settled.obtained.problem}")
             continue
         state.some = settled.priced.costs
-        own = predicted(settled.priced, settled.mapping, state.engine.rings)
+        own = predicted(settled.priced, settled.mapping)
         state.candidates.append(replace(own, own=True))
         take(state, state.candidates[-1], settled)
 
@@ -250,17 +253,17 @@ def _take_in_phases(state: State, settled: Settled, own: bool = False) -> None:
         state.left_out.append(f"{mapping}: {settled.obtained.problem or 'no costs of Blocks'}")
         return
     state.some = costs
-    key, rings = mapping.key, state.engine.rings
+    key = mapping.key
     same = next((one for one in state.phased.values() if equal_costs(one, costs)), None)
     state.phased[key] = costs
     if same is not None:
         state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
         return
-    itself = replace(predicted_in_phases(costs, mapping, rings), own=own)
+    itself = replace(predicted_in_phases(costs, mapping), own=own)
     add(state, replace(itself, obtained=settled.obtained))
     best = state.best
     beat = best.rate if best is not None else 0.0
-    for candidate in best_cuts(costs, state.question, rings, beat)[:_SHOWN_OF_EACH]:
+    for candidate in best_cuts(costs, state.question, beat)[:_SHOWN_OF_EACH]:
         add(state, candidate)
     state.open_rate = max(state.open_rate, most_in_phases(costs, state.question))
     state.tell(str(key))

@@ -96,8 +96,7 @@ def _look(state: State, priced: Priced) -> None:
         state.tell(str(priced.key))
 
     engine = state.engine
-    outcome = look_into(priced, state.question, engine.rings, state.best, add_new, each=engine.each)
-    state.outcomes[priced.key] = outcome
+    outcome = look_into(priced, state.question, state.best, add_new, each=engine.each)
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
@@ -134,6 +133,8 @@ def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key
         why = (
             "there was no time for them"
             if state.stopped
+            else "nothing fits that takes less of a tile"
+            if state.best is None
             else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
             " --micro-batches and --proportions try what they name"
         )
@@ -147,8 +148,19 @@ def _beside(state: State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]
         for key in keys
         if key.accumulates
         and key not in state.tried
+        and not _takes_more_than_fits(state, key)
         and any(_are_neighbours(state.question, key, one) for one in near)
     ]
+
+
+def _takes_more_than_fits(state: State, key: Key) -> bool:
+    """Whether nothing fits, not even by costs of a micro-batch and proportion that are smaller."""
+    return state.best is None and any(
+        one.micro_batch <= key.micro_batch
+        and one.proportion <= key.proportion
+        and one.shards == key.shards
+        for one in state.priced
+    )
 
 
 def foresee(state: State, wave: Sequence[Key]) -> None:
@@ -278,8 +290,8 @@ def _several_replicas(priced: Priced, question: Question) -> list[int]:
 def _bound_in_parts(state: State, wanted: Sequence[tuple[Priced, int]]) -> None:
     """Find what each may reach with state in parts on so many replicas, where nobody did."""
     unknown = [(one, count) for one, count in wanted if (one.key, count) not in state.bounds]
-    best, rings = state.best, state.engine.rings
-    arguments = [(one, count, state.question, rings, best) for one, count in unknown]
+    best = state.best
+    arguments = [(one, count, state.question, best) for one, count in unknown]
     outcomes = state.engine.each(free_in_parts, arguments)
     for (priced, replicas), outcome in zip(unknown, outcomes, strict=True):
         reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ipuscope.planner.mappings.mapping import Key, Mapping
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
 from ipuscope.planner.mappings.plan import Obtained
-from ipuscope.planner.mappings.priced import Priced, RingsOf
+from ipuscope.planner.mappings.priced import Priced
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,6 @@ class Settled:
 
 class Engine(Protocol):
     """The engine that compiles (`ipu_exec.planning`)."""
-
-    @property
-    def rings(self) -> RingsOf:
-        """The cost of a ring of replicas, that may be sent to another process."""
 
     @property
     def peak(self) -> float:

@@ -20,7 +20,6 @@ from ipuscope.planner.mappings.plan import SHARES, Candidate, worth
 from ipuscope.planner.mappings.priced import (
     Place,
     Priced,
-    RingsOf,
     choices_of,
     coming_back,
     keeps_are_cheapest,
@@ -30,9 +29,10 @@ from ipuscope.planner.mappings.priced import (
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
-from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
+from ipuscope.planner.search.split_search import Split, best_split, fewest_stages, quickest
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
 from ipuscope.planner.search.what_fits import or_close, quicker_if_it_fits
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
@@ -56,9 +56,7 @@ class Outcome:
     """The result of the places of one compile."""
 
     candidates: tuple[Candidate, ...] = ()
-    failures: tuple[Failure, ...] = ()
     open_rate: float = 0.0  # samples/s that an unexamined split could reach; 0: none could win
-    looked_at: int = 0
 
 
 Within = Callable[[Costs, Callable[[Costs], Split]], Split]
@@ -85,7 +83,6 @@ def one_by_one(function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -
 def look_into(
     priced: Priced,
     question: Question,
-    rings: RingsOf,
     best: Candidate | None = None,
     on_candidate: Callable[[Candidate], None] = lambda candidate: None,
     at_least: int = _LOOKED_AT,
@@ -98,10 +95,9 @@ def look_into(
     (`ipuscope.planner.mappings.engine.Engine.each`) splits some at a time.
     """
     to_beat = worth(best, question.objective) if best is not None else None
-    promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
+    promised = [(_promise(place, question), place) for place in places(priced, question)]
     waiting = sorted(promised, key=_in_order, reverse=True)
     candidates: list[Candidate] = []
-    failures: list[Failure] = []
     open_rate = 0.0
     too_few = _TooFew(priced, question)
     while waiting:
@@ -111,10 +107,9 @@ def look_into(
             waiting = [one for one in waiting if one[0] > to_beat]
         wave, waiting = _a_wave(waiting, too_few, missing if missing > 0 else _AT_ONCE)
         how = (False, False, or_much_quicker)
-        outcomes = each(try_split, [(place, question, rings, beat, *how) for place in wave])
+        outcomes = each(try_split, [(place, question, beat, *how) for place in wave])
         for place, outcome in zip(wave, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                failures.append(outcome)
                 too_few.add(place)
             elif outcome is not None:
                 to_beat = max(to_beat or (), worth(outcome, question.objective))
@@ -122,16 +117,16 @@ def look_into(
                 on_candidate(outcome)
                 if not outcome.proven:
                     open_rate = max(open_rate, outcome.samples_per_second / (1 - outcome.gap))
-    return Outcome(tuple(candidates), tuple(failures), open_rate, len(promised))
+    return Outcome(tuple(candidates), open_rate)
 
 
-def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Outcome:
+def beating(priced: Priced, question: Question, best: Candidate | None) -> Outcome:
     """The splits by these costs that are better than the best."""
-    return look_into(priced, question, rings, best, at_least=0)
+    return look_into(priced, question, best, at_least=0)
 
 
 def free_in_parts(
-    priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
+    priced: Priced, replicas: int, question: Question, best: Candidate | None
 ) -> Outcome:
     """What could beat the best with so many replicas if state took neither time nor memory."""
     costs = priced.costs
@@ -141,7 +136,7 @@ def free_in_parts(
         memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
     )
     only = replace(question, fixed={**question.fixed, "r": replicas})
-    return beating(replace(priced, costs=free), only, rings, best)
+    return beating(replace(priced, costs=free), only, best)
 
 
 _Promised = tuple[tuple[float, ...], Place]
@@ -163,9 +158,7 @@ def _a_wave(
     return wave, left
 
 
-def rebalanced(
-    place: Place, question: Question, rings: RingsOf, best: Candidate
-) -> tuple[Candidate, ...]:
+def rebalanced(place: Place, question: Question, best: Candidate) -> tuple[Candidate, ...]:
     """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
 
     Those of `ipuscope.planner.search.split_search.quickest`, and of lists that come back to any
@@ -176,7 +169,7 @@ def rebalanced(
     here = replace(question, ipus=place.attached, fixed=fixed)
     others = [*places(priced, here), *coming_back(place, here)]
     others = [option for option in others if option.ipus != place.ipus]
-    promised = [(_promise(option, question, rings), option) for option in others]
+    promised = [(_promise(option, question), option) for option in others]
     too_few = _TooFew(priced, here)
     candidates = list[Candidate]()
     for bound, option in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
@@ -184,9 +177,9 @@ def rebalanced(
         if not own and (bound <= to_beat or (apart and too_few.for_weights_of(option))):
             continue
         beat = None if own else to_beat
-        outcome = try_split(option, question, rings, beat, exact=own)
+        outcome = try_split(option, question, beat, exact=own)
         if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
-            outcome = try_split(option, question, rings, beat, exact=True)
+            outcome = try_split(option, question, beat, exact=True)
         if isinstance(outcome, Failure):
             too_few.add(option)
         elif outcome is not None:
@@ -195,7 +188,34 @@ def rebalanced(
     return tuple(candidates)
 
 
-def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
+def best_of(priced: Priced, question: Question) -> Candidate | None:
+    """What one compile's costs promise most, on as many replicas as they have or on others.
+
+    The first is `ipuscope.planner.search.split_search.quickest`, so that a rebalance says the same;
+    others are looked at where their bound is better. None: nothing fits.
+    """
+    costs, best = priced.costs, None
+    try:
+        split = quickest(costs)
+        place = Place(priced, split.prediction.assignment.ipus, costs.replicas, costs.micro_batches)
+        best = candidate_of(place, costs, split.prediction, split.proven, split.gap)
+    except ValueError:
+        pass
+    for replicas in sorted({place.replicas for place in places(priced, question)}):
+        if best is None or replicas != costs.replicas:
+            only = replace(question, fixed={**question.fixed, "r": replicas})
+            others = beating(priced, only, best).candidates
+            found = (*((best,) if best else ()), *others)
+            best = max(found, key=lambda one: worth(one, question.objective), default=None)
+    if best is None or best.mapping.replicas == costs.replicas:
+        return best
+    ipus = tuple(stage.ipu for stage in best.mapping.stages)
+    place = Place(priced, ipus, best.mapping.replicas, best.mapping.accumulation)
+    back = rebalanced(place, question, best)
+    return max((best, *back), key=lambda one: worth(one, question.objective))
+
+
+def come_back(priced: Priced, question: Question) -> tuple[Candidate, ...]:
     """Splits for models that no `ipuscope.planner.mappings.priced.places` hold, ever quicker.
 
     Two small stages may fit on one IPU where one stage an IPU is too much for one of them. If none
@@ -203,16 +223,16 @@ def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candi
     """
     usual = places(priced, question)
     back = [one for place in usual for one in coming_back(place, question)]
-    return _ever_quicker(priced, question, rings, back, strictly) or _ever_quicker(
-        priced, question, rings, [*usual, *back], or_close
+    return _ever_quicker(priced, question, back, strictly) or _ever_quicker(
+        priced, question, [*usual, *back], or_close
     )
 
 
 def _ever_quicker(
-    priced: Priced, question: Question, rings: RingsOf, every: list[Place], within: Within
+    priced: Priced, question: Question, every: list[Place], within: Within
 ) -> tuple[Candidate, ...]:
     once = {(option.ipus, option.replicas): option for option in every}
-    promised = [(_promise(option, question, rings), option) for option in once.values()]
+    promised = [(_promise(option, question), option) for option in once.values()]
     # memory does not depend on the number of replicas
     too_much = set[tuple[int, ...]]()
     candidates = list[Candidate]()
@@ -220,7 +240,7 @@ def _ever_quicker(
     for bound, option in sorted(promised, key=_in_order, reverse=True):
         if option.ipus in too_much or bound <= to_beat:
             continue
-        outcome = try_split(option, question, rings, to_beat or None, within=within)
+        outcome = try_split(option, question, to_beat or None, within=within)
         if isinstance(outcome, Failure):
             too_much.add(option.ipus)
         elif outcome is not None:
@@ -240,7 +260,6 @@ def _may_beat(candidate: Candidate, question: Question, to_beat: tuple[float, ..
 def try_split(
     place: Place,
     question: Question,
-    rings: RingsOf,
     beat: tuple[float, ...] | None,
     surely: bool = False,
     exact: bool = False,
@@ -248,7 +267,7 @@ def try_split(
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, surely, exact, within)
+        return split_onto(place, question, beat, surely, exact, within)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -267,14 +286,23 @@ class _TooFew:
     """
 
     def __init__(self, priced: Priced, question: Question) -> None:
-        some = places(priced, question)
-        longest = max(some, key=lambda one: len(one.ipus), default=None)
-        choices = choices_of(longest, question) if longest is not None else ()
-        self._fewest = fewest_stages(priced.costs, choices) if choices else 1
+        self._priced, self._question = priced, question
         self._tied = len(priced.costs.cuts.ties) > 0
-        tried = choices and self._tied
-        self._fewest_tied = fewest_stages(priced.costs, choices, in_company=True) if tried else 1
         self._numbers: set[int] = set()
+
+    @cached_property
+    def _fewest(self) -> int:
+        return self._fewest_stages(in_company=False)
+
+    @cached_property
+    def _fewest_tied(self) -> int:
+        return self._fewest_stages(in_company=True)
+
+    def _fewest_stages(self, in_company: bool) -> int:
+        some = places(self._priced, self._question)
+        longest = max(some, key=lambda one: len(one.ipus), default=None)
+        choices = choices_of(longest, self._question) if longest is not None else ()
+        return fewest_stages(self._priced.costs, choices, in_company) if choices else 1
 
     def for_weights_of(self, place: Place) -> bool:
         """Whether this place has too few."""
@@ -289,10 +317,10 @@ class _TooFew:
             self._numbers.add(place.pipeline)
 
 
-def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
+def _promise(place: Place, question: Question) -> tuple[float, ...]:
     """An upper bound of the worth (`ipuscope.planner.mappings.plan.worth`)."""
-    costs = place.costs(rings)
-    cycles = max(1, cycles_at_least(costs, place.ipus))
+    costs = place.costs
+    cycles = max(1, cycles_at_least(costs, place.ipus, choices_of(place, question)))
     rate = question.global_batch * costs.machine.clock_hz / cycles
     if question.objective == "fewest-ipus":
         return (-place.attached, rate)
@@ -305,7 +333,6 @@ def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, .
 def split_onto(
     place: Place,
     question: Question,
-    rings: RingsOf,
     beat: tuple[float, ...] | None = None,
     surely: bool = False,
     exact: bool = False,
@@ -319,7 +346,7 @@ def split_onto(
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
-    costs, choices = place.costs(rings), choices_of(place, question)
+    costs, choices = place.costs, choices_of(place, question)
     if len(place.ipus) == 1 and not costs.recompute_alone:
         costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
@@ -329,7 +356,8 @@ def split_onto(
     if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
         free = best_split(endless, ipus=place.ipus, choices=choices[:1])
         here = what_if(costs, free.prediction.assignment)
-        if not here.problems and not (surely and here.notes):
+        over = any(one.free < 0 for one in here.memory)  # only the compile knows: `within` decides
+        if not here.problems and not over and not (surely and here.notes):
             return candidate_of(place, costs, here, free.proven, free.gap)
         if beat is not None and free.proven:
             promised = candidate_of(place, costs, here, free.proven, free.gap)
@@ -404,12 +432,12 @@ def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:
 
 
 def predicted(
-    priced: Priced, mapping: Mapping, rings: RingsOf, proven: bool = False, gap: float = 0.0
+    priced: Priced, mapping: Mapping, proven: bool = False, gap: float = 0.0
 ) -> Candidate:
     """What the costs predict for a given mapping."""
     ipus = tuple(stage.ipu for stage in mapping.stages)
     place = Place(priced, ipus, mapping.replicas, mapping.accumulation)
-    costs = place.costs(rings)
+    costs = place.costs
     return candidate_of(place, costs, what_if(costs, assignment_of(mapping, costs)), proven, gap)
 
 

@@ -17,7 +17,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, Mapping
 from ipuscope.planner.mappings.mapping_search import assignment_of, candidate_of
 from ipuscope.planner.mappings.plan import Candidate
-from ipuscope.planner.mappings.priced import Place, Priced, RingsOf
+from ipuscope.planner.mappings.priced import Place, Priced
 from ipuscope.planner.predict.what_if import Prediction, what_if
 
 _CYCLES = ("forward", "backward", "update", "again", "again_end", "again_final")
@@ -98,15 +98,13 @@ def mixed(group: Group, of_block: np.ndarray) -> Costs:
     )
 
 
-def with_own_proportions(
-    group: Group, mapping: Mapping, rings: RingsOf, gap: float = 0.0
-) -> Candidate | None:
+def with_own_proportions(group: Group, mapping: Mapping, gap: float = 0.0) -> Candidate | None:
     """The split with each IPU's quickest proportion that fits; None where an IPU has none."""
     ipus = tuple(stage.ipu for stage in mapping.stages)
     places = [Place(one, ipus, mapping.replicas, mapping.accumulation) for one in group]
     predictions = []
     for place in places:
-        costs = place.costs(rings)
+        costs = place.costs
         predictions.append(what_if(costs, assignment_of(mapping, costs)))
     chosen = _quickest_that_fit(predictions, ipus)
     if chosen is None:
@@ -116,7 +114,7 @@ def with_own_proportions(
     most = group[int(np.bincount(of_block, minlength=len(group)).argmax())]
     together = replace(most, costs=mixed(group, of_block))
     place = Place(together, ipus, mapping.replicas, mapping.accumulation)
-    costs = place.costs(rings)
+    costs = place.costs
     prediction = what_if(costs, assignment_of(mapping, costs))
     if prediction.problems:
         return None

@@ -13,6 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
+from ipuscope.planner.costs.all_reduce import rings_of
 from ipuscope.planner.mappings.mapping import Key, Mapping, StagePlan, attached
 from ipuscope.planner.mappings.phased_costs import (
     Cut,
@@ -23,7 +24,6 @@ from ipuscope.planner.mappings.phased_costs import (
     shares,
 )
 from ipuscope.planner.mappings.plan import Candidate, worth
-from ipuscope.planner.mappings.priced import RingsOf
 from ipuscope.planner.mappings.question import Question
 
 LIMITS = 8  # of a stage's cycles that are tried
@@ -51,22 +51,21 @@ class PhasedPlace:
         """IPUs that it takes."""
         return self.costs.key.shards * attached(self.pipeline) * self.replicas
 
-    def predicted(self, rings: RingsOf) -> PhasedPrediction:
+    @property
+    def predicted(self) -> PhasedPrediction:
         """What it costs."""
-        of_all = rings(self.costs.key.shards, self.pipeline, self.replicas)
+        of_all = rings_of(self.costs.machine, self.costs.key.shards, self.pipeline, self.replicas)
         return predict(self.costs, self.cut, self.replicas, self.micro_batches, of_all)
 
 
-def best_cuts(
-    costs: PhasedCosts, question: Question, rings: RingsOf, beat: float = 0.0
-) -> list[Candidate]:
+def best_cuts(costs: PhasedCosts, question: Question, beat: float = 0.0) -> list[Candidate]:
     """The best cut of each (p, r, stages) that is predicted to fit, as candidates.
 
     ``beat``: samples a second that others reach; what cannot do more is not laid out.
     """
     promised = []
     for place in places(costs, question):
-        prediction = place.predicted(rings)
+        prediction = place.predicted
         rate = _rate(place, prediction.at_least())
         promised.append((rate, place, prediction))
     promised.sort(key=lambda one: -one[0])
@@ -151,13 +150,13 @@ def basis_mapping(
     )
 
 
-def predicted_in_phases(costs: PhasedCosts, mapping: Mapping, rings: RingsOf) -> Candidate:
+def predicted_in_phases(costs: PhasedCosts, mapping: Mapping) -> Candidate:
     """What the costs predict for a given mapping in phases."""
     counts = [len(stage.blocks) for stage in mapping.stages]
     starts = tuple(np.cumsum([0, *counts[:-1]]).tolist())
     cut = Cut(starts, tuple(stage.phase for stage in mapping.stages))
     place = PhasedPlace(costs, cut, mapping.replicas, mapping.accumulation)
-    return candidate_of(place, place.predicted(rings), fullest_tile(costs, cut, mapping.replicas))
+    return candidate_of(place, place.predicted, fullest_tile(costs, cut, mapping.replicas))
 
 
 def places(costs: PhasedCosts, question: Question) -> Iterator[PhasedPlace]:

@@ -13,7 +13,7 @@ from ipuscope.planner.mappings.mapping import Mapping
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
 from ipuscope.planner.mappings.phased_search import least_full
 from ipuscope.planner.mappings.plan import SHARES, Candidate, Plan
-from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of, places
+from ipuscope.planner.mappings.priced import Place, Priced, choices_of, places
 from ipuscope.planner.mappings.question import Question
 from ipuscope.planner.predict.memory_verdict import Verdict
 from ipuscope.planner.predict.what_if import memory_of
@@ -209,18 +209,18 @@ def no_mapping(
     legal = [place for one in every for place in places(one, question)]
     if not legal:
         return _nothing_legal(every, question)
-    fullest, place = _nearest(legal, question, engine.rings)
+    fullest, place = _nearest(legal, question)
     text = (
         f"no mapping onto {count(question.ipus, 'IPU')} fits: the nearest needs"
         f" {-fullest.free:,} bytes more on tile {fullest.tile} of IPU {fullest.ipu}, most of it"
         f" {fullest.largest} ({fullest.largest_bytes:,} bytes); it is p={place.pipeline}"
         f" r={place.replicas} with a micro-batch of {place.priced.key.micro_batch}"
     )
-    enough = _enough_ipus(every, question, engine.rings)
+    enough = _enough_ipus(every, question)
     return f"{text}. {enough}"
 
 
-def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) -> str:
+def no_phases(every: Iterable[PhasedCosts], question: Question) -> str:
     """Say that no cut into phases fits, by how many bytes, and name the nearest."""
     tried = [(least_full(costs, question), costs) for costs in every]
     places = [(one, costs) for one, costs in tried if one is not None]
@@ -250,7 +250,7 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
     )
 
 
-def _nearest(legal: list[Place], question: Question, rings: RingsOf) -> tuple[Verdict, Place]:
+def _nearest(legal: list[Place], question: Question) -> tuple[Verdict, Place]:
     """The fullest tile of the nearest split, with all saved that may be, and its place.
 
     The nearest (`ipuscope.planner.search.refusal.nearest`) of the longest pipelines of each
@@ -259,9 +259,7 @@ def _nearest(legal: list[Place], question: Question, rings: RingsOf) -> tuple[Ve
     tried = []
     for place in _longest(legal):
         saving = choices_of(place, question)[-1]
-        costs = replace(
-            place.costs(rings), recompute=saving.recompute, offload=saving.offload, choices=()
-        )
+        costs = replace(place.costs, recompute=saving.recompute, offload=saving.offload, choices=())
         memory = memory_of(costs, nearest(costs, place.ipus))
         tried.append((min(memory, key=lambda one: one.free), place))
     return max(tried, key=lambda one: one[0].free)
@@ -275,14 +273,14 @@ def _longest(legal: list[Place]) -> list[Place]:
     return list(chosen.values())[:8]
 
 
-def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:
+def _enough_ipus(every: list[Priced], question: Question) -> str:
     """The fewest IPUs onto which one fits, doubling them."""
     ipus = question.ipus
     while ipus < 256:
         ipus *= 2
         more = replace(question, ipus=ipus, fixed={})
         for place in _longest([place for one in every for place in places(one, more)]):
-            costs = place.costs(rings)
+            costs = place.costs
             try:
                 split = best_split(costs, ipus=place.ipus, choices=choices_of(place, more))
             except ValueError:

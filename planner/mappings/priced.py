@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.all_reduce import Rings, rings_of
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, attached
@@ -20,9 +19,6 @@ from ipuscope.profiler.timeline import closed_forms
 
 _WORK = (Direction.FORWARD, Direction.BACKWARD)
 _EXCHANGED = ("exchange", "sync")
-
-# What a ring of replicas costs: of t IPUs a stage, pipelines of so many IPUs, and so many replicas
-RingsOf = Callable[[int, int, int], Rings]
 
 
 @dataclass(frozen=True)
@@ -77,21 +73,18 @@ class Place:
         """IPUs that it takes."""
         return self.priced.key.shards * attached(self.pipeline) * self.replicas
 
-    def costs(self, rings: RingsOf) -> Costs:
+    @property
+    def costs(self) -> Costs:
         """The costs of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
         if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
             costs = costs.with_ties_at_home
-        return replace(
-            costs,
-            micro_batches=self.accumulation,
-            samples=key.micro_batch * self.replicas,
-            replicas=self.replicas,
-            reduce=0,
-            rings=self._rings(rings) if costs.training and self.replicas > 1 else None,
-        )
+        costs = replace(costs, micro_batches=self.accumulation)
+        costs = costs.on_replicas(self.replicas, self.pipeline)
+        return replace(costs, rings=self._rings_in_parts) if key.in_parts else costs
 
-    def _rings(self, rings: RingsOf) -> Rings:
+    @property
+    def _rings_in_parts(self) -> Rings:
         """The rings of these replicas.
 
         State in parts scatters gradients and gathers weights: as many bytes as an all-reduce, in
@@ -99,10 +92,8 @@ class Place:
         from the compile.
         """
         key, costs = self.priced.key, self.priced.costs
-        whole = rings(key.shards, self.pipeline, self.replicas)
-        if not key.in_parts:
-            return whole
-        compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
+        whole = rings_of(costs.machine, key.shards, self.pipeline, self.replicas)
+        compiled = rings_of(costs.machine, key.shards, max(costs.ipus) + 1, key.in_parts)
         where = np.array(costs.ipus)[costs.stage]
         nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
         longer = costs.reduce - int(compiled.cycles(nbytes).max())
@@ -151,7 +142,8 @@ def coming_back(place: Place, question: Question) -> list[Place]:
 def _legal(place: Place, question: Question) -> bool:
     key, fixed = place.priced.key, question.fixed
     stages = len(place.ipus)
-    least = closed_forms.pipeline_stages(stages, question.training) if stages > 1 else 1
+    several = stages > 1 and place.priced.costs.pipelined
+    least = closed_forms.pipeline_stages(stages, question.training) if several else 1
     values = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
     return (
         place.accumulation >= least

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.engine import Engine
 from ipuscope.planner.mappings.mapping import Key, Mapping
-from ipuscope.planner.mappings.mapping_search import Outcome, try_split
+from ipuscope.planner.mappings.mapping_search import try_split
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
 from ipuscope.planner.mappings.plan import Candidate, worth
 from ipuscope.planner.mappings.priced import Place, Priced
@@ -44,7 +44,6 @@ class State:
     equal: dict[Key, Key] = field(default_factory=dict)  # of which Blocks cost what others' do
     tried: set[Key] = field(default_factory=set)
     alone: dict[Key, bool] = field(default_factory=dict)  # whether all Blocks fit an IPU
-    outcomes: dict[Key, Outcome] = field(default_factory=dict)
     there: dict[Mapping, Place] = field(default_factory=dict)  # with a full compile's costs
     phased: dict[Key, PhasedCosts] = field(default_factory=dict)
     some: Costs | PhasedCosts | None = None  # of any compile: the Blocks, and the machine
@@ -101,7 +100,7 @@ def too_late(state: State, keys: Sequence[Key]) -> bool:
 
 def split_at(state: State, place: Place, surely: bool = False) -> Candidate | None:
     """The quickest split onto a place; None where nothing fits."""
-    arguments = (place, state.question, state.engine.rings, None, 0, surely)
+    arguments = (place, state.question, None, surely)
     (outcome,) = state.engine.each(try_split, [arguments])
     return outcome if isinstance(outcome, Candidate) else None
 

@@ -27,12 +27,12 @@ def proportions_of_ipus(state: State) -> None:
     """
     if state.late():
         return
-    best, rings = state.best, state.engine.rings
+    best = state.best
     some = groups(state.priced.values())
-    arguments = [(cheapest(group), state.question, rings, best) for group in some]
+    arguments = [(cheapest(group), state.question, best) for group in some]
     for group, outcome in zip(some, state.engine.each(beating, arguments), strict=True):
         for free in outcome.candidates:
-            candidate = with_own_proportions(group, free.mapping, rings)
+            candidate = with_own_proportions(group, free.mapping)
             if candidate is not None:
                 add(state, candidate)
             if candidate is None or candidate.cycles > free.cycles:
@@ -46,7 +46,7 @@ def _add_with_own_proportions(state: State, mapping: Mapping) -> None:
     """Add the mapping with each IPU's quickest proportion of those that were compiled."""
     for group in groups(state.priced.values()):
         if any(mapping.key == one.key for one in group):
-            own = with_own_proportions(group, mapping, state.engine.rings)
+            own = with_own_proportions(group, mapping)
             if own is not None:
                 add(state, own)
 
@@ -74,9 +74,8 @@ def _rebalanced(state: State, leader: Candidate) -> bool:
     place = state.there.pop(leader.mapping, None)
     if place is None:
         return False
-    rings = state.engine.rings
     state.tell(f"other splits by the costs of {leader.mapping}")
-    (candidates,) = state.engine.each(rebalanced, [(place, state.question, rings, leader)])
+    (candidates,) = state.engine.each(rebalanced, [(place, state.question, leader)])
     for candidate in candidates:
         if leader.mapping.mixes_proportions:
             _add_with_own_proportions(state, candidate.mapping)
@@ -119,7 +118,7 @@ def _leave_room(state: State, place: Place, compiled: Candidate) -> None:
     tight = replace(priced, costs=costs.with_tile_bytes(compiled.limit - over))
     split = split_at(state, replace(place, priced=tight), surely=True)
     if split is not None:
-        add(state, predicted(priced, split.mapping, state.engine.rings))
+        add(state, predicted(priced, split.mapping))
 
 
 def _correct_phased_memory(state: State, compiled: Candidate) -> None:
@@ -147,5 +146,5 @@ def _correct_memory(state: State, compiled: Mapping, priced: Priced) -> None:
         alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
         alike = alike and not mapping.mixes_proportions
         if alike and candidate.obtained is None:
-            here = predicted(priced, mapping, state.engine.rings)
+            here = predicted(priced, mapping)
             state.candidates[at] = replace(candidate, fullest=here.fullest, memory=here.memory)

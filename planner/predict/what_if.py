@@ -19,7 +19,9 @@ from ipuscope.planner.costs.tile_memory import (
     stages_of,
 )
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdict_on, verdicts
+from ipuscope.profiler.analysis.critical_path import chain, pieces_on_ipus
 from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
 from ipuscope.profiler.timeline.schedule_types import Schedule
 from ipuscope.profiler.units import listed
@@ -485,3 +487,20 @@ def _problems(costs: Costs, stages: int, memory: tuple[Verdict, ...], legal: boo
         )
     problems += [f"IPU {one.ipu} {one}" for one in memory if one.answer is Answer.OVER]
     return problems
+
+
+def profiled_split(report: Report) -> Prediction:
+    """`what_if` of the profiled split; ValueError: no costs, or stages not in order of Blocks."""
+    costs = Costs.from_report(report)
+    return what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+
+
+def predicted_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """IPU, start and end of pieces of the predicted critical path, like `path_on_ipus`."""
+    schedule = profiled_split(report).schedule
+    rank = np.isin(schedule.kind, schedule_types.BESIDE) + 2 * (
+        schedule.kind == schedule_types.IDLE
+    )
+    total = int(schedule.end.max(initial=0))
+    path = chain(schedule.ipu, schedule.start, schedule.end, rank, total)
+    return pieces_on_ipus(schedule.ipu, path)

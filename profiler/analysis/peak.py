@@ -219,9 +219,10 @@ def _work(report: Report, steps: np.ndarray) -> np.ndarray:
     busy_of = np.searchsorted(vectors, report.steps_in_order("tile_cycles")[at])
     busy = np.where(there, sums[0, busy_of], 0)
     sets = report.columns_of(records.ComputeSet)
-    of_set = np.zeros(int(sets["id"].max(initial=-1)) + 2, dtype=np.int64)  # the last: of none
-    of_set[sets["id"]] = sets["flops"]
-    return np.array([busy, np.where(there, of_set[report.steps_in_order("compute_set")[at]], 0)])
+    here, which = np.unique(report.steps_in_order("compute_set")[at], return_inverse=True)
+    flops_of = dict(zip(sets["id"].tolist(), sets["flops"].tolist(), strict=True))
+    flops = np.array([flops_of.get(one, 0) for one in here.tolist()], dtype=np.int64)[which]
+    return np.array([busy, np.where(there, flops, 0)])
 
 
 def _parts(steps: pd.DataFrame, per_cycle: int, per_tile: int) -> dict[str, np.ndarray]:

@@ -230,7 +230,7 @@ def _tune(report: Report) -> list[Lines]:
     made, shards = Provenance.of(report), int(report.meta.get("tensor_sharding") or 1)
     script = (made.script, *made.arguments) if made.script else ("SCRIPT",)
     words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *script]
-    what = "Replicas, memory proportions and state by stage only compiles can compare"
+    what = "Memory proportions and how each stage saves memory only compiles can compare"
     return [say(f"{what}: {shlex.join(words)}")]
 
 

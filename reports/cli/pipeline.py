@@ -154,6 +154,8 @@ def _why(table: pd.DataFrame) -> str:
     from ipuscope.profiler.enums import PipelinePhase
 
     work = table[table["phase"] != PipelinePhase.UPDATE]
+    if work.empty:
+        return "No pipeline cycle runs a micro-batch."
     steady = work[work["phase"] == PipelinePhase.STEADY]
     some = steady if len(steady) else work
     typical = some[some["cycles"] == some.groupby("cycles", sort=False).size().idxmax()].iloc[0]

@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from benchmarks.fidelity import (
-    bars,
-    constants,
     errors,
     fits,
     increments,
@@ -182,17 +180,6 @@ def test_a_bar_is_as_wide_as_the_next_source_may_be_off() -> None:
     assert math.log(narrow.low) > -0.06 and narrow.sources == 9
 
 
-def test_estimators_only_widen_what_nobody_measured() -> None:
-    measured = of_source("A", -0.1, 0.0, 0.1)
-    guessed = of_source("V", -0.5, 0.4, kind="pooling", measured=False)
-    own = errors.bar(measured + guessed, "product", "mk2", "fp16")
-    assert own == errors.bar(measured, "product", "mk2", "fp16")
-    other = errors.bar(measured + guessed, "pooling", "mk2", "fp16")
-    assert (other.rows, other.estimates) == (0, 2)
-    assert math.log(other.low) == pytest.approx(-0.6)
-    assert math.log(other.high) == pytest.approx(0.5)
-
-
 def test_coverage_is_counted_without_the_rows_own_source() -> None:
     """A is in the bar of B and C; what only C has is in nobody else's."""
     a, b = of_source("A", 0.0, 0.01), of_source("B", -0.1, 0.1)
@@ -218,22 +205,6 @@ def test_the_bars_of_profiles_are_those_of_the_stored_predictions(
     assert (tmp_path / "bars.csv").read_text() == FILE.read_text()
 
 
-def test_a_verdict_is_uncertain_where_the_bar_crosses_the_limit() -> None:
-    shares = (0.5, 0.99, 1.01, 2.0)
-    found = [fits.Verdict(ROW, fits.OUT_OF_MEMORY, share) for share in shares]
-    (line,) = (r for r in bars.recall(found, 0.9, 1.1) if r.startswith("| out of memory"))
-    assert line == "| out of memory | 4 | 1 | 1 | 1 | 1 |"
-
-
-def test_the_summary_shows_the_median_and_the_worst() -> None:
-    results = [
-        Result(replace(ROW, id=name), ROW.value * ratio)
-        for name, ratio in (("a", 1.1), ("b", 0.5), ("c", 1.2))
-    ]
-    line = page.groups(results).splitlines()[-1]
-    assert f"| 3 | {math.log(1.2):.3f} | {math.log(2):.3f} | b | 1.100 |" in line
-
-
 def test_the_page_is_of_the_rows_that_are_kept() -> None:
     words = (ROOT / "docs" / "fidelity.md").read_text()
     assert all(f"| {row.id} |" in words for row in read(HERE / "validation.csv"))
@@ -254,47 +225,11 @@ def test_layers_go_to_ipus_as_the_row_says_or_evenly() -> None:
         )
 
 
-def test_a_vision_transformer_in_a_configuration_that_nobody_has_seen_runs() -> None:
-    result = of(
-        "ViT-B/16 training; micro-batch 2; gradient accumulation 8; 2 replicas of 4 IPUs;"
-        " proportion 0.2; SGD",
-        unit="images/s",
-    )
-    assert result.predicted is not None and 100 < result.predicted < 100_000
-    assert "no model is written" in of("Llama training; micro-batch 2", unit="images/s").why
-
-
-def verdicts(*said: tuple[str, str, str]) -> list[fits.Verdict]:
-    """Of (published, here, mark)."""
-    return [
-        fits.Verdict(
-            replace(ROW, id=f"case {at}", mark=mark), published, 0.9 if here == fits.RAN else 1.1
-        )
-        for at, (published, here, mark) in enumerate(said)
-    ]
-
-
 def test_a_published_out_of_memory_is_one_here_and_the_run_beside_it_is_not() -> None:
     """nanoGPT of flash-attention-ipu's demo [FAI]: block 1024 does not fit an MK2, 256 does."""
     cases = [row for row in fits.rows() if row.source == "FAI"]
     assert {row.quantity for row in cases} == {fits.RAN, fits.OUT_OF_MEMORY}
     assert all(verdict.right for verdict in fits.verdicts(run(cases)))
-
-
-def test_the_page_counts_what_fits_and_names_what_is_wrong() -> None:
-    text = fits.section(
-        verdicts(
-            (fits.RAN, fits.RAN, ""),
-            (fits.RAN, fits.OUT_OF_MEMORY, ""),
-            (fits.OUT_OF_MEMORY, fits.OUT_OF_MEMORY, ""),
-            (fits.RAN, fits.OUT_OF_MEMORY, "another program"),
-        )
-    )
-    assert "Of 3 published cases 2 are right." in text
-    assert "| nobody | 1 | 1 | 1 | 0 |" in text
-    wrong, rest = text.split("Wrong:")[1].split("Out of memory, as published:")
-    assert "case 1" in wrong and "case 2" not in wrong
-    assert "case 2" in rest and "(another program)" in rest
 
 
 def test_inference_that_nobody_fitted_is_near() -> None:
@@ -303,19 +238,6 @@ def test_inference_that_nobody_fitted_is_near() -> None:
     assert run([row])[0].ratio == pytest.approx(1, abs=0.15)
     other = replace(row, case=row.case.replace("ResNet-50", "Transformer"))
     assert "no model is written" in run([other])[0].why
-
-
-def test_weights_loaded_128_bits_at_a_time_take_fewer_cycles() -> None:
-    case = "any 3x3 28x28 64->64 batch 1"
-    slow, fast = of(case), of(f"{case}; 128-bit loads")
-    assert slow.predicted is not None and fast.predicted is not None
-    assert 1 < fast.predicted / slow.predicted < 1.5
-
-
-def test_reach_stands_beside_what_is_wanted() -> None:
-    results = [Result(replace(ROW, id=name), ROW.value * by) for name, by in (("a", 1.1), ("b", 2))]
-    line = next(line for line in page.reach(results).splitlines() if line.startswith("| products"))
-    assert line.endswith("| 0.394 | 0.693 | 50% | 2 | 0.394 |") and "| 2 | 0.03 | 0.20 |" in line
 
 
 SMALL_BERT = (
@@ -382,13 +304,6 @@ def test_a_small_program_that_nobody_has_seen_runs(case: str, parameters: int) -
 TOTAL = {"quantity": "total memory without gaps", "unit": "bytes"}
 
 
-def test_constants_are_listed_with_the_scored_rows_of_their_source() -> None:
-    known = {one.name: one for one in constants.constants()}
-    assert known["STREAM_STEP_CYCLES"].value == "257" and "JIA" in known["LINK_HOP_SECONDS"].keys
-    text = constants.section([Result(replace(ROW, source="JIA 5.5"), 60.0)])
-    assert "| LINK_HOP_SECONDS | `1.6e-07` | ipu_exec/machine.py | [JIA] | 1 |" in text
-
-
 def sizes(*cases: tuple[int, int, float, float]) -> list[Result]:
     """Rows of micro-batches, replicas, and seconds of an update, published and predicted."""
     return [
@@ -417,11 +332,3 @@ def test_a_micro_batch_is_what_two_sizes_differ_by() -> None:
     assert "| some-bow | 400 and 100 | 2.000 | 3.000 | 1.500 | 100 | 200 |" in increments.section(
         results
     )
-
-
-def test_other_programs_are_no_sizes_of_a_run() -> None:
-    results = sizes((400, 4, 1.4, 0.9), (100, 16, 0.5, 0.3))
-    other = replace(results[1].row, case=results[1].row.case + "; proportion 0.1")
-    assert not list(increments.increments([results[0], replace(results[1], row=other)]))
-    assert not list(increments.increments(sizes((400, 4, 1.4, 0.9), (120, 16, 0.5, 0.3))))
-    assert increments.section([]) == "No run was published for two sizes."

@@ -17,7 +17,7 @@ from ipu_exec.machine import Machine
 from tests.operands import MK2
 
 # `python -m benchmarks.laws --cases 1000` holds more cases than a test has time for
-EXAMPLES = 50
+EXAMPLES = 25
 
 
 @pytest.mark.parametrize("kind", KINDS)

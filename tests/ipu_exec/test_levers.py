@@ -9,7 +9,8 @@ import pytest
 
 import ipu_exec
 from ipu_exec.errors import Error, warn_once
-from ipu_exec.script_levers import Levers, changed_options, parse
+from ipu_exec.script_levers import changed_options, parse
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.enums import Role
 from tests.ipu_exec.test_run import ipu_run
@@ -20,7 +21,7 @@ GPT = str(ROOT / "benchmarks" / "advise" / "gpt.py")
 
 def test_levers_are_words_between_commas() -> None:
     asked = parse("half, micro-batch=8,micro-batches=32,recompute=no,outputs=loss,state=off-chip")
-    assert asked == Levers("half", 8, 32, "no", "loss", "off-chip")
+    assert asked == Levers(True, 8, 32, 0, False, "loss", "off-chip")
     assert not parse("")
 
 

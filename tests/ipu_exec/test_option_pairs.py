@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from ipu_exec.option_groups import engine_options
 from ipu_exec.planning import commands, sweep
 from ipu_exec.planning.first_call_plan import Asked
 from ipu_exec.session.executor import PoplarExecutor
+from ipuscope import run_arguments
 from ipuscope.planner.levers import compile_again
 from ipuscope.planner.mappings import Plan
 from ipuscope.run_arguments import parse, run_parser
@@ -61,6 +63,12 @@ VALUES = {
     "sweep": "micro-batch=1,2",
     "levers": "half",
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer to make one than to parse a command line."""
+    monkeypatch.setattr(run_arguments, "run_parser", cache(run_parser))
 
 
 def options() -> dict[str, argparse.Action]:
@@ -127,6 +135,7 @@ class Effects:
             return script()
 
         monkeypatch.setattr(run, "run_program", script)
+        monkeypatch.setattr(run, "stand_in", lambda: None)
         monkeypatch.setattr(run, "placement_for", noted("chosen.json"))
         monkeypatch.setattr(run.launching, "launch", launched)
         monkeypatch.setattr(compile_again, "compile_again", noted((None, "no")))

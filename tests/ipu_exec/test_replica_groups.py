@@ -13,9 +13,9 @@ import torch
 
 import ipu_exec
 from ipu_exec import CommGroupType, VariableRetrievalMode
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.machine import TARGETS
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 
 ONE, ALL = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
 ROWS, COLUMNS, MICRO = 16, 24, 4
@@ -172,10 +172,10 @@ def test_the_all_reduce_is_within_a_group(kind: CommGroupType, size: int, group:
     (reduce,) = (body for body in executable.tree.bodies if body.task == schedule_types.REDUCE)
     actual = {step.name: step.cycles for step in reduce.steps}
     stride = max(group) + 1 if kind is CommGroupType.Orthogonal else 1
-    expected = {"AllReduce": ring_cycles(TARGETS["mk2"], 0, 1, 8, COLUMNS * 4, 2)}
+    expected = {"AllReduce": ring_cycles(TARGETS["mk2"].links, 0, 1, 8, COLUMNS * 4, 2)}
     if kind is not CommGroupType.NoGrouping:
         expected[f"AllReduce in groups of {size}"] = ring_cycles(
-            TARGETS["mk2"], 0, stride, size, ROWS * COLUMNS * 4, 2
+            TARGETS["mk2"].links, 0, stride, size, ROWS * COLUMNS * 4, 2
         )
     assert actual == expected
 

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,8 @@ def mlp(*widths: int, training: bool = True, **more: Any) -> Case:
 
 MNIST = Case(Mnist, ((1, 28, 28), ()), ("B1", "B2", "B3", "B4"), gradientAccumulation=10)
 CASES = {
-    "digits, all outputs": replace(MNIST, batch=40, outputMode="All"),
+    "digits, all outputs of two replicas": replace(MNIST, batch=40, outputMode="All", replicas=2),
     "digits, last outputs": replace(MNIST, batch=16, gradientAccumulation=7),
-    "digits, three stages": replace(MNIST, starts=(0, 1, 3)),
-    "digits, two replicas": replace(MNIST, replicas=2),
     "digits, sharded": replace(MNIST, strategy=ShardedExecution, outputMode="All"),
     "uneven layers": mlp(512, 512, 512, 512, 1024, starts=(0, 3), gradientAccumulation=8),
     "inference": mlp(256, 1024, 1024, 256, training=False, deviceIterations=16, batch=16),
@@ -137,10 +136,21 @@ CASES = {
 ELSEWHERE = ("digits, last outputs", "digits, sharded")
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
+    """The profile of a case, compiled once."""
+
+    @cache
+    def of(name: str) -> Report:
+        return CASES[name].compiled(tmp_path_factory.mktemp("case"))
+
+    return of
+
+
 def a_sample(report: Report) -> float:
-    """Cycles per micro-batch of a weight update, or of a device iteration."""
+    """Cycles per micro-batch of a weight update, or of a device iteration, over all replicas."""
     pace = analysis.pace(report)
-    return pace.cycles / pace.micro_batches
+    return pace.cycles / pace.micro_batches / report.target.num_replicas
 
 
 def split_by_cause(report: Report) -> tuple[float, float]:
@@ -157,20 +167,22 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
     if "gradientAccumulation" in one.change:
         cause = 1 if one.title.startswith("the weight update") else 0
         return batches * (split_by_cause(before)[cause] - split_by_cause(after)[cause])
-    return batches * (a_sample(before) - a_sample(after))
+    return batches * before.target.num_replicas * (a_sample(before) - a_sample(after))
 
 
 # the others have tests of their own below
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ELSEWHERE])
 def test_a_gain_is_what_a_second_compile_obtains(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    compiled: Callable[[str], Report],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cycles gained are within a tenth of it, or half a per cent of the update.
 
     The bytes freed on the fullest tile are within a tenth of it.
     """
-    case = CASES[name]
-    before = case.compiled(tmp_path / "before")
+    case, before = CASES[name], compiled(name)
     all_insights = insights(before)
     cycles = analysis.pace(before).cycles
     assert all_insights
@@ -223,10 +235,11 @@ def test_state_in_parts_frees_at_most_what_is_stated(tmp_path: Path) -> None:
     assert 0 < full[0] - full[1] <= one.gain_bytes
 
 
-def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
+def test_more_micro_batches_gain_by_two_causes(
+    compiled: Callable[[str], Report], tmp_path: Path
+) -> None:
     """The gains from ramps and from the shared update add up to what the change gains."""
-    case = CASES["digits, last outputs"]
-    before = case.compiled(tmp_path / "before")
+    case, before = CASES["digits, last outputs"], compiled("digits, last outputs")
     by_accumulation = [
         one for one in insights(before) if one.change == {"gradientAccumulation": 28}
     ]
@@ -239,9 +252,11 @@ def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
     assert sum(one.gain_cycles for one in by_accumulation) == pytest.approx(whole, rel=0.02)
 
 
-def test_sharded_execution_is_not_judged_by_its_slowest_stage(tmp_path: Path) -> None:
+def test_sharded_execution_is_not_judged_by_its_slowest_stage(
+    compiled: Callable[[str], Report], tmp_path: Path
+) -> None:
     """IPUs take turns: what counts is all stages' work and their copies, and a pipeline's gain."""
-    before = CASES["digits, sharded"].compiled(tmp_path / "before")
+    before = compiled("digits, sharded")
     found = insights(before)
     words = " ".join(f"{one.title} {one.detail} {one.action}" for one in found)
     for wrong in ("the mean stage", "slowest stage", "wait for it", "pipeline cycle"):
@@ -266,9 +281,9 @@ def test_where_few_micro_batches_are_a_pipeline_is_promised_with_more(tmp_path: 
     assert turns.gain_cycles == pytest.approx(gained, rel=0.01)
 
 
-def test_what_is_so_already_is_not_advised(tmp_path: Path) -> None:
+def test_what_is_so_already_is_not_advised(compiled: Callable[[str], Report]) -> None:
     """If only the last outputs are returned, advice names the transfer to leave out instead."""
-    report = CASES["large outputs once"].compiled(tmp_path)
+    report = compiled("large outputs once")
     (insight,) = (one for one in insights(report) if one.title.startswith("host I/O"))
     assert "OutputMode.Final" not in insight.action
     tensors = analysis.host_tensors(report)
@@ -336,8 +351,10 @@ def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> No
         assert re.search(rf"{re.escape(units.size(size))} +{re.escape(name)}", caught.value.message)
 
 
-def test_a_tied_weight_that_travels_is_named_with_its_ends(tmp_path: Path) -> None:
-    before = CASES["a tied weight"].compiled(tmp_path)
+def test_a_tied_weight_that_travels_is_named_with_its_ends(
+    compiled: Callable[[str], Report], tmp_path: Path
+) -> None:
+    before = compiled("a tied weight")
     title = "the tied weight words.weight travels between IPU 0 and IPU 3"
     (one,) = [insight for insight in insights(before) if insight.title == title]
     assert "2.0 MiB" in one.detail and one.change["ipus"] == [0, 1, 2, 0]
@@ -365,9 +382,9 @@ def test_a_split_that_ends_a_tied_weights_travels_says_what_of_its_gain_is_that(
 
 
 @pytest.mark.parametrize("name", ["a tied weight", "uneven layers"])
-def test_the_advice_is_the_advisors(name: str, tmp_path: Path) -> None:
+def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]) -> None:
     """One question, one answer: all levers together, the split among them."""
-    report = CASES[name].compiled(tmp_path)
+    report = compiled(name)
     advised = advise(report).together
     (one,) = [one for one in insights(report) if "levers together" in one.title]
     assert advised is not None and advised.levers.split is not None
@@ -412,8 +429,8 @@ def test_a_cause_has_the_share_that_why_says() -> None:
     assert "Of the rest, 100.0% are on IPU 0" in streams.detail
 
 
-# a model of each kind: convolutions, grouped ones, a transformer, a recurrence, gathers
-ZOO = ("resnet-50", "efficientnet-b0", "bert-large", "lstm", "gnn")
+# a model of each kind: convolutions, a transformer, a recurrence, gathers
+ZOO = ("efficientnet-b0", "bert-large", "lstm", "gnn")
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -428,7 +445,7 @@ def test_every_cycle_of_a_model_of_the_zoo_is_accounted_for(name: str, tmp_path:
     adds_up_and_is_spoken_of(open_report(tmp_path / "training"))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_cycle_of_a_model_that_nobody_wrote_is_accounted_for(
     seed: int, tmp_path: Path
 ) -> None:

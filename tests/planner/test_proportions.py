@@ -51,13 +51,10 @@ def on_tiles(group: Group, nbytes: int) -> Group:
 def test_an_ipu_that_is_full_has_a_lower_proportion_than_the_others(
     engine: Compiles, group: Group
 ) -> None:
-    rings = engine.rings
-    little, much = (
-        predicted(one, replace(TWO, proportion=one.key.proportion), rings) for one in group
-    )
+    little, much = (predicted(one, replace(TWO, proportion=one.key.proportion)) for one in group)
     assert much.cycles < little.cycles and much.fullest > little.fullest
     room = (little.fullest + much.fullest) // 2
-    mixing = with_own_proportions(on_tiles(group, room), TWO, rings)
+    mixing = with_own_proportions(on_tiles(group, room), TWO)
     assert mixing is not None
     assert sorted(mixing.mapping.proportions.values()) == [LITTLE, MUCH]
     assert "on " in mixing.mapping.memory_proportion
@@ -77,4 +74,4 @@ def test_no_ipus_proportion_costs_less_than_each_blocks_cheapest(group: Group) -
 
 
 def test_none_is_found_where_an_ipu_holds_too_little(engine: Compiles, group: Group) -> None:
-    assert with_own_proportions(on_tiles(group, 1 << 10), TWO, engine.rings) is None
+    assert with_own_proportions(on_tiles(group, 1 << 10), TWO) is None

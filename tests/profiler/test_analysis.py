@@ -71,20 +71,6 @@ def test_operators_add_up_to_the_executed_trace(demo: Path, kind: str) -> None:
     assert of_trace.sum() == of_flames.loc[of_flames["op"] >= 0, "cycles"].sum()
 
 
-def test_what_runs_for_each_micro_batch_costs_more_than_what_runs_once(report: Report) -> None:
-    """The update has the operator of most cycles at once, and little of the cycles of all."""
-    ops = analysis.operators(report)
-    times = report.options["Training.gradientAccumulation"]
-    for direction, count in (("forward", times), ("backward", times), ("update", 1)):
-        some = ops[(ops["direction"] == direction) & (ops["cycles"] > 0)]
-        assert set(some["executions"]) == {count}
-    groups = ops.groupby("direction")[["total_cycles", "share"]].sum()
-    once = report.ops.groupby("direction")["cycles"].sum()
-    assert groups.loc["update", "total_cycles"] == once["update"]
-    assert groups.loc["forward", "total_cycles"] == once["forward"] * times
-    assert groups.loc["update", "share"] < 0.05 < once["update"] / once.sum()
-
-
 def test_operators_of_a_profile_without_a_schedule_have_no_executions(tmp_path: Path) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     with closing(sqlite3.connect(path)) as file:
@@ -154,18 +140,6 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     split = Assignment.of(costs.stage.tolist(), costs.ipus)
     saved = what_if(costs, split).total - what_if(even, split).total
     assert insight.gain_cycles == pytest.approx(saved, rel=0.01)
-
-
-def test_an_overflow_comes_first_and_names_the_tile(tmp_path: Path) -> None:
-    path = synthetic_profile(tmp_path / "profile.pop")
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("update target set bytes_per_tile = 100000, region0_bytes = 50000")
-        file.commit()
-    report = open_report(path)
-    first = insights(report)[0]
-    assert "overflows" in first.title
-    worst = max(int(report.tiles(ipu)["overflow"].max()) for ipu in range(4))
-    assert worst in {one.gain_bytes for one in insights(report)}
 
 
 def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None:

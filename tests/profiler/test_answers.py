@@ -277,11 +277,12 @@ def test_the_least_recently_used_results_go_first(path: Path) -> None:
 
 
 def test_answers_that_an_older_version_wrote_into_a_profile_are_ignored(path: Path) -> None:
-    before = STORED["ipuscope.planner.insights.insights"](open_report(path))
+    kinds_of = STORED["ipuscope.profiler.analysis.kinds._by_kind"]
+    before = kinds_of(open_report(path))
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE worked_out (name TEXT, code TEXT, said BLOB)")
-        connection.execute("INSERT INTO worked_out VALUES ('insights', '', x'00')")
+        connection.execute("INSERT INTO worked_out VALUES ('kinds', '', x'00')")
     connection.close()
     with open_report(path) as report:
-        assert STORED["ipuscope.planner.insights.insights"](report) == before
+        assert same(kinds_of(report), before)
         assert len(report.program_steps())

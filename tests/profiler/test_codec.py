@@ -6,6 +6,7 @@ Nothing is lost, small arrays stay small, and a hostile blob costs nothing.
 from __future__ import annotations
 
 import tracemalloc
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,6 +96,7 @@ def test_time_stamps_and_even_tiles_are_small():
     assert len(codec.encode(np.full(1_472, 4_096)).data) < 60
 
 
+@cache
 def bomb(declared: int | None) -> bytes:
     """Compress zeros to a few kB, in a frame that declares their size or does not."""
     compressor = zstandard.ZstdCompressor(level=19).compressobj(

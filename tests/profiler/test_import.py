@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.profiled_split import profiled_split
+from ipuscope.planner.predict.what_if import profiled_split
 from ipuscope.planner.search.split_search import Split, quickest
 from ipuscope.profiler import Report, analysis, open_report, pva
 from ipuscope.profiler.analysis.critical_path import critical_path

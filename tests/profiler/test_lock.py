@@ -171,7 +171,7 @@ def test_a_writer_that_fails_lets_the_path_go(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["profile.pop.partial"]
 
 
-@pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xfe", "ü ?#%&".encode()])
+@pytest.mark.parametrize("name", [b"\xff\xfe", "ü ?#%&".encode()])
 def test_a_directory_in_any_encoding_is_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: bytes
 ) -> None:

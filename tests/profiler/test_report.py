@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -168,18 +167,15 @@ def test_meta_options_and_target(report):
     assert (report.target.num_ipus, report.target.tiles_per_ipu) == (3, TILES)
 
 
-def test_importing_loads_neither_pandas_nor_torch_and_opening_is_quick(path):
+def test_opening_loads_neither_pandas_nor_torch(path):
     code = (
-        "import sys, time\nfrom ipuscope.profiler import open_report\n"
-        "start = time.perf_counter(); report = open_report(sys.argv[1])\nreport.meta\n"
-        "print(time.perf_counter() - start, 'pandas' in sys.modules, 'torch' in sys.modules)"
+        "import sys\nfrom ipuscope.profiler import open_report\nopen_report(sys.argv[1]).meta\n"
+        "print('pandas' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    seconds, *loaded = done.stdout.split()
-    assert loaded == ["False", "False"]
-    assert float(seconds) < 0.1
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_the_slowest_stage_has_share_1_and_stages_name_their_blocks(report):
@@ -643,20 +639,3 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
     assert (frame["overflow"] > 0).any()
     assert (frame["overflow"] == np.maximum(frame["total"] - 220_000, 0)).all()
     assert (frame["free"] == np.maximum(220_000 - frame["peak"], 0)).all()
-
-
-# -- speed ---
-
-
-def test_a_long_run_is_unrolled_without_a_loop(tmp_path):
-    """A quarter of a million slices take well under a second; a Python loop takes several."""
-    long = synthetic_profile(
-        tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1
-    )
-    assert long.stat().st_size < 1 << 20
-    report = open_report(long)
-    report.steps(iteration=0)
-    start = time.perf_counter()
-    frame = report.steps()
-    assert time.perf_counter() - start < 1.0
-    assert len(frame) > 150_000

@@ -76,13 +76,22 @@ def complain(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> st
 
 
 @pytest.mark.parametrize("name", PRINTING)
-def test_every_subcommand_fits_eighty_columns_without_colour(
+def test_every_subcommand_prints_for_people_and_for_programs(
     runs: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
+    """Text of eighty columns without colour, JSON and CSV that name the profile."""
     out = say(capsys, name, runs / "training")
     assert out.strip()
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
+    if name == "runs":  # which has one table of all profiles
+        return
+    (page,) = json.loads(say(capsys, name, "--json", runs / "training"))
+    assert page.pop("profile") == str(runs / "training" / "profile.pop")
+    assert page and all(page.values())
+    frame = pd.read_csv(io.StringIO(say(capsys, name, "--csv", runs / "training")))
+    assert set(frame["profile"]) == {str(runs / "training" / "profile.pop")}
+    assert frame.shape[1] > 2
 
 
 def test_summary_says_machine_speed_and_memory(
@@ -118,9 +127,10 @@ def test_a_directory_with_both_kinds_gives_both(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = say(capsys, "stages", runs)
-    assert out.index(str(runs / "training" / "profile.pop")) < out.index(
-        str(runs / "inference" / "profile.pop")
-    )
+    both = [str(runs / kind / "profile.pop") for kind in ("training", "inference")]
+    assert out.index(both[0]) < out.index(both[1])
+    frame = pd.read_csv(io.StringIO(say(capsys, "stages", "--csv", runs)))
+    assert frame["profile"].drop_duplicates().tolist() == both
 
 
 def test_patterns_are_expanded_and_each_profile_is_shown_once(
@@ -315,28 +325,6 @@ def test_what_a_terminal_would_obey_is_never_printed(
 # -- for programs ---
 
 
-ONE_BY_ONE = [name for name in PRINTING if name != "runs"]  # which has one table of all profiles
-
-
-@pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_json_parses_and_names_the_profile(
-    runs: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    (page,) = json.loads(say(capsys, name, "--json", runs / "training"))
-    assert page.pop("profile") == str(runs / "training" / "profile.pop")
-    assert page
-    assert all(page.values())
-
-
-@pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_csv_opens_in_pandas(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    frame = pd.read_csv(io.StringIO(say(capsys, name, "--csv", runs)))
-    assert set(frame["profile"]) == {
-        str(runs / kind / "profile.pop") for kind in ("training", "inference")
-    }
-    assert frame.shape[1] > 2
-
-
 def test_json_and_csv_have_the_reports_numbers(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,70 +415,34 @@ def test_query_only_reads(runs: Path, capsys: pytest.CaptureFixture[str], sql: s
 def test_a_trace_has_every_task_and_step_where_it_ran(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Its tracks and times are in test_trace.py."""
     for name in ("trace.json", "trace.json.gz"):
         assert "events" in say(capsys, "export", runs / "training", "-o", tmp_path / name)
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace == json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     events = trace["traceEvents"]
-    names = {
-        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
-    }
-    assert [names[pid] for pid in sorted(names)] == [
-        "pipeline",
-        "IPU 0: B1",
-        "IPU 1: B2",
-        "IPU 2: B3",
-        "IPU 3: B4",
-    ]
     threads = {
         (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
     }
     slices = [event for event in events if event["ph"] == "X"]
-    assert {(event["pid"], event["tid"]) for event in slices} == set(threads)
     with open_report(runs / "training") as report:
         tasks = pd.concat([report.tasks(run) for run in (0, 1)])
         steps = pd.concat([report.steps(run) for run in (0, 1)])
-        micro = 1e6 / report.target.clock_hz
-        cycles = int(report.runs["end"].max())
-    on = {
-        name: [e for e in slices if threads[e["pid"], e["tid"]] == name]
-        for name in set(threads.values())
-    }
-    assert [(call["name"], call["args"]["run"]) for call in on["calls"]] == [
-        ("run 0", 0),
-        ("run 1", 1),
-    ]
-    of_tasks = [event for k in range(4) for event in on[f"stage {k} tasks"]]
+    of_tasks, of_steps = (
+        [one for one in slices if threads[one["pid"], one["tid"]].endswith(f" {kind}")]
+        for kind in ("tasks", "program steps")
+    )
     assert sum(event["args"]["cycles"] for event in of_tasks) == tasks["cycles"].sum()
-    of_steps = [event for k in range(4) for event in on[f"stage {k} program steps"]]
     assert len(of_steps) == (steps["kind"] != "idle").sum()
-    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(cycles * micro)
     # Each micro-batch goes over three cuts, and back over them, in each of the two device
     # iterations of the two calls.
-    assert (
-        sum(event["ph"] == "s" for event in events)
-        == sum(event["ph"] == "f" for event in events)
-        == 2 * 2 * 10 * 6
-    )
     assert len({event["id"] for event in events if event["ph"] == "s"}) == 2 * 2 * 10 * 6
-
-
-def test_one_iteration_of_tasks_is_a_smaller_trace(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "trace.json"
+    path = tmp_path / "one.json"
     say(capsys, "export", runs / "training", "--level", "tasks", "--iteration", 1, "-o", path)
-    events = json.loads(path.read_text())["traceEvents"]
-    assert not any(
-        event["name"] == "thread_name" and event["args"]["name"] == "program steps"
-        for event in events
-    )
-    with open_report(runs / "training") as report:
-        wanted = pd.concat([report.tasks(run, iteration=1) for run in (0, 1)])
-    assert sum(
-        event.get("tid") == 1 and event["ph"] == "X" and event["pid"] > 1 for event in events
-    ) == len(wanted)
-    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+    one = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    of_ipus = [event for event in one if event["pid"] > 1]
+    assert len(of_ipus) == (tasks["iteration"] == 1).sum()
+    assert min(event["ts"] for event in one) == 0
 
 
 @pytest.mark.parametrize(
@@ -797,28 +749,6 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str], name: str) 
     out = capsys.readouterr().out
     assert f"examples:\n  ipu-report {name} " in out
     assert max(map(len, out.splitlines())) <= 120
-
-
-def test_a_reader_that_has_seen_enough_is_no_error(runs: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ipuscope.reports.cli",
-        "program",
-        "--top",
-        "0",
-        "--csv",
-        str(runs / "training"),
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ}
-    )
-    assert process.stdout
-    process.stdout.close()
-    assert process.stderr
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == 0
 
 
 def test_a_port_in_use_is_said_before_dash_is_loaded(

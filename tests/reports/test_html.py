@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -32,13 +30,12 @@ def of_demo(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
-    with open_report(demo / "training") as report:
-        write_html(report, tmp_path / "report.html")
-        with pytest.raises(OSError):
-            write_html(report, tmp_path / "none" / "report.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").stat().st_size < 5_000_000
+def test_the_file_is_whole_or_not_there(demo: Path, of_demo: Path, tmp_path: Path) -> None:
+    assert [path.name for path in of_demo.parent.iterdir()] == ["report.html"]
+    assert of_demo.stat().st_size < 5_000_000
+    with open_report(demo / "training") as report, pytest.raises(OSError):
+        write_html(report, tmp_path / "none" / "report.html")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_more_steps_than_can_be_drawn_are_left_out(
@@ -90,15 +87,13 @@ _UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = tr
 
 @pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str) -> None:
-    with open_report(demo / "training") as report:
-        write_html(report, tmp_path / "report.html")
+def test_it_draws_offline(chromium: Any, of_demo: Path, theme: str) -> None:
     context = chromium.new_context(offline=True, color_scheme=theme)
     page = context.new_page()
     complaints: list[str] = []
     page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: complaints.append(str(e)))
-    page.goto((tmp_path / "report.html").as_uri())
+    page.goto(of_demo.as_uri())
     page.wait_for_selector("#note", state="detached", timeout=30_000)
     assert page.locator("h2").first.inner_text() == "Summary"
     high = page.evaluate("document.documentElement.scrollHeight")
@@ -129,7 +124,7 @@ def opened(chromium: Any, of_demo: Path) -> Iterator[Any]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [420, 640, 768, 1024, 1280])
+@pytest.mark.parametrize("width", [420, 1024])
 def test_it_fits_a_narrow_window(opened: Any, width: int) -> None:
     """No table is wider than its section, no number breaks, no names of phases touch."""
     page = opened
@@ -181,28 +176,6 @@ def test_names_of_phases_keep_apart(opened: Any, width: int) -> None:
     ]
     assert apart[1][1] + 4 * len("update 183 M") / (2 if short else 1) < width - 90
     assert apart[0][1] == pytest.approx(0.7 * (width - 106))
-
-
-@pytest.mark.browser
-def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
-    bad = "<img src=x onerror=alert(1)></script>"
-    path = synthetic_profile(tmp_path / "profile.pop")
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("update blocks set name = ?", (bad,))
-        file.execute("update ops set name = ?", (bad,))
-        file.execute("update meta set value = json_quote(?) where key = 'model'", (bad,))
-        file.commit()
-    with open_report(path) as report:
-        write_html(report, tmp_path / "report.html")
-    page = chromium.new_page()
-    alarms: list[str] = []
-    page.on("dialog", lambda d: (alarms.append(d.message), d.dismiss()))
-    page.goto((tmp_path / "report.html").as_uri())
-    page.wait_for_selector("#note", state="detached", timeout=30_000)
-    assert alarms == []
-    assert page.locator("img[src=x]").count() == 0
-    assert bad in page.inner_text("h1")
-    page.close()
 
 
 @pytest.mark.browser

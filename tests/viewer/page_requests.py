@@ -6,13 +6,16 @@ outputs are on it, with their current values.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from dash import Dash
 
+from ipuscope.viewer.app import PAGES
 from ipuscope.viewer.pages.common import Page
 
 UPDATE = "/_dash-update-component"
@@ -54,11 +57,12 @@ class PageRequests:
         request["changedPropIds"] = ["where.data"]
         yield "layout", request
         try:
-            tree = json.loads(self.ask(request))["response"]["page"]["children"]
+            shown = json.loads(self.ask(request))["response"]
+            tree = shown["page"]["children"]
         except (ValueError, KeyError):
             return
         components = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
-        held |= components
+        held |= {**components, "page": {"children": [shown.get("head", {}), tree]}}
         self._held = held
         for spec in self._specs:
             if spec is show or spec["clientside_function"]:
@@ -66,6 +70,62 @@ class PageRequests:
             asked = _request(spec, held)
             if asked is not None and any(key in spec["output"] for key in components):
                 yield _name(spec), asked
+
+    def open(self, address: str) -> Shown:
+        """The page at an address, with what all of its callbacks put into it."""
+        path, _, search = address.partition("?")
+        page = next(one for one in PAGES if one.path == path)
+        where = {"theme": "light", "width": 1000, "search": search and f"?{search}"}
+        for _, request in self.of_page(page, where):
+            self.ask(request)
+        return Shown(self._held["page"]["children"])
+
+
+class Shown:
+    """A page as it stands after its callbacks."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+
+    def part(self, id: str) -> dict[str, Any]:
+        """The properties of a component."""
+        return next(node for node in _nodes(self._tree) if node.get("id") == id)
+
+    def named(self, id: str, name: str) -> list[str]:
+        """The values of a component's bars of a name."""
+        nodes = _nodes(self.part(id)["children"])
+        return [one["data-value"] for one in nodes if one.get("data-name") == name]
+
+    def words(self, id: str = "") -> str:
+        """What the page or one of its components says, tables included."""
+        return _words(self.part(id) if id else self._tree)
+
+    def trace(self, id: str, name: str = "") -> dict[str, Any]:
+        """A figure's first trace, or that of a name, with arrays as lists."""
+        traces = self.part(id)["figure"]["data"]
+        return plain(next(one for one in traces if name in ("", one.get("name"))))
+
+
+def plain(part: Any) -> Any:
+    """Arrays as lists, whichever way they are sent: plotly has shorter types for whole numbers."""
+    if isinstance(part, dict) and "bdata" in part:
+        values = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"]).tolist()
+        return [None if one != one else one for one in values]
+    if isinstance(part, dict):
+        return {name: plain(one) for name, one in part.items()}
+    if isinstance(part, list):
+        return [plain(one) for one in part]
+    return part
+
+
+def _words(node: Any) -> str:
+    if isinstance(node, list):
+        return " ".join(map(_words, node))
+    if isinstance(node, dict):
+        props = node.get("props", node)
+        rows = [[*row.values()] for row in props.get("rowData") or ()]
+        return f"{_words(props.get('children'))} {_words(rows)}".strip()
+    return "" if node is None else str(node)
 
 
 def _request(spec: dict[str, Any], held: dict[str, dict[str, Any]]) -> dict[str, Any] | None:

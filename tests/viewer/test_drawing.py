@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import timespan
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
+from tests.viewer.page_requests import plain
 
 CLOCK = Clock(1e9)
 
@@ -127,18 +126,6 @@ def moved(drawing: Drawing) -> None:
         "lanes": [],
         "rows": 0,
     }
-
-
-def plain(part: Any) -> Any:
-    """Arrays as lists, whichever way they are sent: plotly has shorter types for whole numbers."""
-    if isinstance(part, dict) and "bdata" in part:
-        values = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"]).tolist()
-        return [None if one != one else one for one in values]
-    if isinstance(part, dict):
-        return {name: plain(one) for name, one in part.items()}
-    if isinstance(part, list):
-        return [plain(one) for one in part]
-    return part
 
 
 def test_a_change_keeps_what_is_beside_it_and_other_figures_as_they_were() -> None:

@@ -24,6 +24,7 @@ from ipuscope.viewer.app import PAGES, create_app
 from ipuscope.viewer.guard import MAX_BODY_BYTES, TOKEN_VARIABLE, Guard
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
+from tests.viewer.browser import tab
 from tools.screenshots import serving, settled
 
 UPDATE = "/_dash-update-component"
@@ -199,13 +200,13 @@ def test_the_frame_escapes_the_title(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-def test_a_strangers_names_are_text_on_every_page(chromium: Any, tmp_path: Path) -> None:
+def test_a_strangers_names_are_text_on_every_page(context: Any, tmp_path: Path) -> None:
     """No script from the profile runs, and no foreign address is requested or linked."""
     paths = [synthetic_profile(tmp_path / f"<b>{i}" / "profile.pop", tiles=8) for i in range(2)]
     one, two = (open_report(named(path, HTML)) for path in paths)
     asked: list[str] = []
-    with one, two, serving(create_app(one, two)) as address:
-        page = chromium.new_page()
+    with one, two, serving(create_app(one, two)) as address, tab(context, address) as view:
+        page = view.page
         page.on("request", lambda request: asked.append(request.url))
         for at in PAGES:
             page.goto(address + at.path)
@@ -218,7 +219,6 @@ def test_a_strangers_names_are_text_on_every_page(chromium: Any, tmp_path: Path)
             )
             foreign = [link for link in links if "evil" in str(link)]
             assert foreign == [], at.path
-        page.close()
     own = (address, "data:", "blob:")
     assert [url for url in asked if not url.startswith(own)] == []
 

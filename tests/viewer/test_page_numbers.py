@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
@@ -23,18 +22,6 @@ from tests.viewer.browser import Tab
 from tools.screenshots import settled
 
 pytestmark = pytest.mark.browser
-
-
-def test_the_summary_has_the_reports_numbers(view: Tab, training: Report) -> None:
-    words = view.open("/").inner_text("#page")
-    run = training.runs.iloc[0]
-    assert units.cycles(run["cycles"] / run["iterations"]) in words
-    slowest = int(training.stages["stage"].iloc[int(training.stages["cycles"].to_numpy().argmax())])
-    assert f"stage {slowest}" in words
-    used = [training.tiles(ipu)["peak"].max() for ipu in range(training.target.num_ipus)]
-    fullest = max(used)
-    assert units.size(int(fullest)) in words
-    assert str(training.path) in words
 
 
 def test_the_summarys_bars_have_the_reports_numbers_and_are_saved(
@@ -88,42 +75,6 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(view: Tab, training: Re
     )
 
 
-def test_the_heat_map_scales_with_the_report(view: Tab, training: Report) -> None:
-    view.open("/memory?ipu=2&first=10&last=40&low=100&high=300")
-    top = view.plot("liveness-heat", "plot.data[0].zmax")
-    assert top * 1024 == pytest.approx(
-        training.liveness_map(2, slice(10, 40), slice(100, 300)).max()
-    )
-
-
-def test_the_memory_page_has_the_tiles_numbers(view: Tab, training: Report) -> None:
-    page = view.open("/memory?ipu=1&tile=20&gaps=with")
-    row = training.tiles(1).iloc[20]
-    words = page.inner_text("#memory-tile")
-    for column in ("peak", "total", "always_live", "free"):
-        assert units.size(int(row[column])) in words, column
-    drawn = view.plot(
-        "memory-tiles", "plot._fullData.find(t => t.name === 'extent, with gaps').y[20]"
-    )
-    assert drawn * 1024 == pytest.approx(row["total"])
-    on_ipu = training.variables.query("ipu == 1")
-    largest = max(on_ipu.index, key=lambda variable: training.variable_tiles(variable)[20])
-    view.wait_for_text("memory-variables", on_ipu["name"][largest])
-    assert training.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text(
-        "#memory-vertices"
-    )
-
-
-def test_the_operations_are_the_reports(view: Tab, training: Report) -> None:
-    largest = analysis.operators(training).iloc[0]
-    page = view.open(f"/operations?op={largest['id']}&find={largest['name']}")
-    view.wait_for_text("costs-grid", f"{largest['total_cycles']:,}")
-    assert f"{largest['cycles']:,} cycles" in page.inner_text("#costs-chosen")
-    page.fill("main input[type=search]", "max_pool")
-    view.wait("document.querySelector('#costs-grid').innerText.includes('max_pool')")
-    assert view.query()["find"] == "max_pool"
-
-
 def test_a_module_opens_to_its_operators_and_their_steps(view: Tab, training: Report) -> None:
     """Its cycles are those of its operators together; what is open is in the address."""
     opened = "document.querySelector('#costs-grid').innerText.includes('▾')"
@@ -166,13 +117,6 @@ def test_the_program_opens_and_closes_by_a_click(view: Tab) -> None:
     view.wait(f"{rows} === 1")
     page.locator("#costs-grid .ag-cell", has_text="▸").first.click()
     view.wait(f"{rows} === {before}")
-
-
-def test_the_insights_lead_to_their_pages(view: Tab) -> None:
-    page = view.open("/")
-    page.locator(".insights a[href^='/rebalance']").first.click()
-    view.wait("location.pathname === '/rebalance'")
-    settled(page)
 
 
 def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Report) -> None:
@@ -254,55 +198,6 @@ def test_the_best_split_is_proposed_and_saved(view: Tab, training: Report) -> No
     assert [stage["ipu"] for stage in placement["stages"]] == [0, 1]
     names = [name for stage in placement["stages"] for name in stage["blocks"]]
     assert names == training.blocks["name"].tolist()
-
-
-def test_the_levers_beside_the_split_have_their_lines(view: Tab, training: Report) -> None:
-    advised = advise(training)
-    page = view.open("/rebalance")
-    said = page.inner_text("#rebalance-levers")
-    for one in advised.single[:2]:
-        assert "\n".join(one.code) in said
-    assert "ipu-report advise" in said and "--check SCRIPT" in said
-
-
-def test_two_profiles_are_compared(both: Tab, training: Report, inference: Report) -> None:
-    page = both.open("/compare")
-    words = page.inner_text("#page")
-    pace = analysis.pace(training)
-    assert f"{pace.cycles:,}" in words
-    assert units.minus(f"{analysis.pace(inference).cycles - pace.cycles:,}") in words
-    largest = analysis.compare_ops(training, inference).iloc[0]["name"]
-    page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
-    first = analysis.compare_paths(training, inference).iloc[0]
-    drawn = both.plot("compare-path", "plot.data[0].y")
-    assert drawn[:2] == ["A", first["name"]] and drawn[-1] == "B"
-    lengths = both.plot("compare-path", "plot.data[0].x")
-    assert sum(lengths[:-1]) == pytest.approx(lengths[-1])
-    assert "a device iteration" in words
-    both.open("/memory?profile=1")
-    assert "inference" in page.inner_text(".controls")
-
-
-def test_the_other_profile_is_shown_beside_this_one(
-    both: Tab, training: Report, inference: Report
-) -> None:
-    both.open("/memory?ipu=1&other=show")
-    line = "plot._fullData.find(trace => trace.name === 'the other profile')"
-    drawn = both.plot("memory-tiles", f"Array.from({line}.customdata).slice(0, 5)")
-    used = "total_excluding_gaps"
-    difference = (inference.tiles(1)[used] - training.tiles(1)[used]) / 1024
-    assert drawn == pytest.approx(difference.head(5).tolist())
-    both.open("/memory?ipu=0&other=show")
-    most = both.plot("liveness-steps", f"Math.max(...{line}.y)")
-    assert most == pytest.approx(inference.liveness(0)["total"].max() / 1024**2)
-    page = both.open("/costs?other=show&find=layer2/conv/convolution")
-    name = "layer2/conv/convolution"
-    ops = (analysis.operators(one).set_index("name") for one in (training, inference))
-    this, that = (one.at[name, "total_cycles"] for one in ops)
-    page.locator("#costs-grid .ag-row", has_text=f"{that:,}").first.wait_for()
-    assert f"{this:,}" in page.inner_text("#costs-grid")
-    page = both.open("/costs?other=show&find=update")  # which the other profile has none of
-    page.locator("#costs-grid [row-index='0']").first.wait_for()
 
 
 def test_a_query_runs_and_is_in_its_address(view: Tab, training: Report) -> None:

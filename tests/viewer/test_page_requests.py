@@ -69,7 +69,9 @@ def test_costs_of_many_operators_come_by_direction_first(
     assert stored == whole
 
 
-def test_a_rewritten_profile_has_other_answers(path: Path, tmp_path: Path) -> None:
+def test_a_rewritten_profile_has_other_answers_and_a_vanished_one_a_message(
+    path: Path, tmp_path: Path
+) -> None:
     copied = tmp_path / "profile.pop"
     shutil.copyfile(path, copied)
     first = PageRequests(create_app(open_report(copied)))
@@ -77,6 +79,8 @@ def test_a_rewritten_profile_has_other_answers(path: Path, tmp_path: Path) -> No
     before = first.ask(request)
     synthetic_profile(copied, tiles=32)
     assert first.ask(request) != before
+    copied.unlink()
+    assert "gone" in first.ask(request)
 
 
 def test_a_failure_is_shown_and_the_next_request_asks_again(

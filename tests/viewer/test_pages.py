@@ -47,7 +47,9 @@ def grave_faults(page: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", [page.path for page in PAGES])
-def test_a_page_is_drawn_without_complaint_or_fault_of_accessibility(view: Tab, path: str) -> None:
+def test_a_page_is_drawn_light_and_dark_without_complaint_or_fault_of_accessibility(
+    view: Tab, path: str
+) -> None:
     """When it is the first that is opened; its fields stand level with their names."""
     page = view.open(path)
     drawn(page, "light")
@@ -56,11 +58,10 @@ def test_a_page_is_drawn_without_complaint_or_fault_of_accessibility(view: Tab, 
     view.wait(_HEADS_ARE_DRAWN)
     page.wait_for_timeout(150)  # names are put right after the page is drawn
     assert grave_faults(page) == []
-
-
-@pytest.mark.parametrize("path", [page.path for page in PAGES])
-def test_a_page_is_drawn_in_dark_colours(dark: Tab, path: str) -> None:
-    page = dark.open(path)
+    page.evaluate("() => { document.activeElement.blur(); }")
+    page.keyboard.press("t")
+    view.wait("document.documentElement.dataset.theme === 'dark'")
+    settled(page)
     drawn(page, "dark")
     if path in ("/", "/timeline"):  # where colours differ most
         page.wait_for_timeout(150)
@@ -228,25 +229,19 @@ def test_a_figure_is_saved(view: Tab, tmp_path: Path) -> None:
         assert file.suffix == "." + form.lower()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_an_address_from_anywhere_does_no_harm(view: Tab) -> None:
+    """What the server makes of each parameter is in test_refused.py."""
+    for path in (
         "/nothing",
-        "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00",
-        "/liveness?ipu=77&step=1e9&tile=-1",
         "/timeline?level=steps&from=abc&to=%00&at=zz,1&marks=x,y&select=q",
-        "/liveness?from=x&to=y&first=a&last=b&low=c&high=d&marks=-1",
-        "/query?sql=select+1e999+as+a,+2+as+b&form=line",
-        "/flame?at=zz&form=treemap",
-        "/?theme=purple",
-    ],
-)
-def test_an_address_from_anywhere_does_no_harm(view: Tab, path: str) -> None:
-    view.page.goto(view.address + path)
-    view.wait("document.querySelector('#page')?.children.length")
-    view.page.wait_for_timeout(500)
-    assert not re.search("Traceback|Error", view.page.inner_text("body"))
-    assert view.page.evaluate("document.documentElement.dataset.theme") == "light"
+        "/memory?from=x&to=y&first=a&last=b&low=c&high=d&marks=-1",
+        "/query?sql=select+1e999+as+a,+2+as+b&form=line&theme=purple",
+    ):
+        view.page.goto(view.address + path)
+        view.wait("document.querySelector('#page')?.children.length")
+        view.page.wait_for_timeout(500)
+        assert not re.search("Traceback|Error", view.page.inner_text("body")), path
+        assert view.page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
 def test_what_is_refused_is_said_until_something_else_is_chosen(view: Tab) -> None:

@@ -61,44 +61,6 @@ def test_a_link_within_a_page_stays_with_what_is_shown(context: Any, demo: Path)
         assert view.query()["profile"] == "1"
 
 
-def test_a_profile_that_vanishes_gives_a_message(context: Any, tmp_path: Path) -> None:
-    path = synthetic_profile(tmp_path / "profile.pop")
-    with (
-        open_report(path) as report,
-        serving(create_app(report)) as address,
-        tab(context, address) as view,
-    ):
-        view.open("/")
-        path.unlink()
-        view.page.goto(address + "/memory")
-        view.wait("document.querySelector('.message.error')")
-        words = view.page.inner_text("#page")
-        assert "gone" in words
-        assert "Traceback" not in words
-
-
-def test_a_profile_written_anew_is_shown_anew(context: Any, tmp_path: Path) -> None:
-    path = synthetic_profile(tmp_path / "profile.pop", ipus=2)
-    other = synthetic_profile(tmp_path / "other.pop", ipus=4)
-    with (
-        open_report(path) as report,
-        serving(create_app(report)) as address,
-        tab(context, address) as view,
-    ):
-        assert "2 IPUs" in view.open("/").inner_text("#head")
-        shutil.move(other, path)
-        assert "4 IPUs" in view.open("/").inner_text("#head")
-
-
-def test_tabs_do_not_disturb_each_other(context: Any, address: str) -> None:
-    with tab(context, address) as one, tab(context, address) as two:
-        one.open("/memory?ipu=0")
-        two.open("/memory?ipu=3")
-        one.page.get_by_text("not always live", exact=True).first.click()
-        one.wait("new URLSearchParams(location.search).get('what') === 'not_always_live'")
-        assert two.query().get("what", "total") == "total"
-
-
 def test_nothing_but_the_given_profile_is_reachable(training: Report) -> None:
     client = create_app(training).server.test_client()
     for path in ("/assets/../app.py", "/assets/%2e%2e/app.py", "/assets//etc/passwd"):
@@ -106,25 +68,6 @@ def test_nothing_but_the_given_profile_is_reachable(training: Report) -> None:
         assert b"create_app" not in response.data
         assert b"root:" not in response.data
     assert response.headers["X-Frame-Options"] == "SAMEORIGIN"
-
-
-def test_a_compiled_model_shows_its_schedule_as_predicted(context: Any, tmp_path: Path) -> None:
-    """It shows the figures of a model that ran, with a line saying that they are predicted."""
-    ranges = (
-        "() => [...document.querySelectorAll('.js-plotly-plot')].map(p => p.layout.xaxis.range)"
-    )
-    spans = []
-    for runs in (0, 1):
-        profile = synthetic_profile(tmp_path / f"{runs}.pop", runs=runs)
-        with serving(create_app(open_report(profile))) as served, tab(context, served) as view:
-            for path in ("/", "/timeline", "/timeline?level=steps"):
-                page = view.open(path)
-                spans.append(page.evaluate(ranges))
-                assert page.locator("#head", has_text="times are predicted").count() == 1 - runs
-                assert page.locator(".message.error").count() == 0
-    assert spans[:3] == spans[3:]
-    for figures in spans[1:3]:
-        assert any(high - low > 1000 for low, high in figures), "cycles of a device iteration"
 
 
 def test_a_directory_is_followed_from_one_profile_to_the_next(

@@ -417,24 +417,6 @@ def test_what_is_of_calls_has_no_rows_where_none_was_profiled(
     assert query._none_profiled(compiled, "SELECT * FROM ops WHERE 0") == []
 
 
-def view_of(report: Report, page: str, **params: str) -> common.View:
-    return common.View(Profiles([report]), page, params, LIGHT)
-
-
-def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> None:
-    view = view_of(report, "memory", ipu="99", tile="5000")
-    common.ipu_choice(view)
-    common.number_field(view, "tile", "tile", 0, 15)
-    assert view.refusals == {
-        "ipu": "There is no IPU 99: there are 0 to 3. This is 0; choose in “IPU”.",
-        "tile": "There is no tile 5000: there are 0 to 15. This is none.",
-    }
-    fine = view_of(report, "memory", ipu="1", tile="5")
-    common.ipu_choice(fine)
-    common.number_field(fine, "tile", "tile", 0, 15)
-    assert fine.refusals == {}
-
-
 @pytest.mark.parametrize(("later", "height"), [(True, "500px"), (False, "142px")])
 def test_a_table_that_is_filled_later_has_room_for_its_rows(later: bool, height: str) -> None:
     """The program's tree has none at first, and hundreds then."""

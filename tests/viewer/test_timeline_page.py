@@ -13,21 +13,6 @@ from tools.screenshots import settled
 pytestmark = pytest.mark.browser
 
 
-def test_the_pipeline_has_the_reports_numbers(view: Tab, training: Report) -> None:
-    view.open("/timeline")
-    lanes = view.plot("timeline-rows", "plot.layout.yaxis.ticktext.length")
-    assert lanes == training.target.num_ipus
-    update = training.pipeline_cycles(0, 0).iloc[-1]
-    view.open(f"/timeline?level=tasks&from={update['start'] - 3000}&to={update['end']}")
-    drawn = view.plot(
-        "timeline-rows",
-        "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a,"
-        " b) => a + b, 0)",
-    )
-    tasks = training.tasks(0, iteration=0)
-    assert drawn == tasks.loc[tasks["direction"] == "update", "cycles"].sum()
-
-
 def test_an_address_restores_the_pipeline(view: Tab, training: Report) -> None:
     view.open("/pipeline?level=tasks&run=1&iteration=3&unit=µs&follow=4&from=200000&to=400000")
     low, high = view.plot("timeline-rows", "plot.layout.xaxis.range")
@@ -71,25 +56,6 @@ def test_the_wheel_zooms_and_brings_detail(view: Tab) -> None:
     view.wait("!new URLSearchParams(location.search).get('from')")
 
 
-def test_the_trace_is_found_clicked_and_restored(view: Tab, training: Report) -> None:
-    steps = training.steps(0, 1, 0)
-    hits = steps["name"].str.contains("convolve", case=False)
-    step = (
-        training.program_steps(1)
-        .set_index("name")
-        .loc["layer2/conv/convolution/conv/convolve", "step"]
-    )
-    number = int(step.iloc[0] if hasattr(step, "iloc") else step)
-    page = view.open(f"/trace?ipu=1&form=flame&find=convolve&step={number}")
-    assert f"{int(hits.sum()):,} slices" in page.inner_text("#timeline-found")
-    assert f"{int(steps.loc[hits, 'cycles'].sum()):,} cycles" in page.inner_text("#timeline-found")
-    assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#timeline-step")
-    vertices = training.vertices(number)
-    assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#timeline-step")
-    kinds = page.inner_text("#timeline-kinds")
-    assert f"{int(steps.loc[steps['kind'] == 'compute', 'cycles'].sum()):,}" in kinds
-
-
 def test_a_slice_is_pinned_by_its_ends_and_unpinned(view: Tab) -> None:
     page = view.open("/timeline?level=steps&at=100000,0&marks=5")
     page.get_by_role("button", name="Pin it").click()
@@ -119,16 +85,6 @@ def test_p_again_unpins_the_lane_that_left_the_pointer(view: Tab) -> None:
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.6)
     page.keyboard.press("p")
     view.wait("/^3,[012]$/.test(new URLSearchParams(location.search).get('pins'))")
-
-
-def test_a_click_on_a_step_tells_of_it(view: Tab) -> None:
-    page = view.open("/timeline?level=steps&ipu=0")
-    box = page.locator("#timeline-rows .nsewdrag").bounding_box()
-    page.mouse.move(box["x"] + 8, box["y"] + box["height"] / 2)
-    page.wait_for_timeout(300)
-    page.mouse.click(box["x"] + 8, box["y"] + box["height"] / 2)
-    view.wait_for_query("step")
-    view.wait("document.querySelector('#timeline-step').innerText.includes('host I/O')")
 
 
 def test_overview_trace_and_counters_have_their_marks_one_below_the_other(view: Tab) -> None:
@@ -219,12 +175,17 @@ def test_a_window_of_time_holds_behind_other_pages_and_is_a_step_back(view: Tab)
     view.wait("!new URLSearchParams(location.search).get('from')")
 
 
-def test_the_next_hit_of_a_search_is_shown(view: Tab) -> None:
-    page = view.open("/timeline?level=steps&find=convolve&profile=0")
-    page.keyboard.press("n")
+def test_slices_of_a_name_are_counted_and_gone_through(view: Tab) -> None:
+    page = view.open("/timeline?level=steps")
+    page.keyboard.press("/")
+    page.keyboard.type("convolve")
+    view.wait("/[\\d,]+ slices/.test(document.querySelector('#timeline-found').innerText)")
+    page.keyboard.press("Enter")
+    view.wait("/ of /.test(document.querySelector('#timeline-hit').innerText)")
     view.wait_for_query("from")
     first = view.query()["from"]
     settled(page)
+    page.evaluate("() => { document.activeElement.blur(); }")
     page.keyboard.press("n")
     view.wait(f"new URLSearchParams(location.search).get('from') !== '{first}'")
     assert int(view.query()["from"]) > int(first)
@@ -274,6 +235,7 @@ def test_time_is_marked_selected_and_asked_after(view: Tab) -> None:
     page.keyboard.up("Shift")
     view.wait("document.querySelector('#timeline-kinds').innerText.includes('IPU 0, IPU 1')")
     page.mouse.click(*at(0.01, 0.1))
+    view.wait_for_query("step")
     view.wait("document.querySelector('#timeline-step').innerText.includes('variables live then')")
     query = view.query()
     assert len(query["marks"].split(",")) == 2

@@ -11,9 +11,15 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
-from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
 from ipuscope.planner.predict.split_text import in_address
-from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
+from ipuscope.planner.predict.what_if import (
+    Assignment,
+    Prediction,
+    placement_file,
+    predicted_path,
+    profiled_split,
+    what_if,
+)
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis.pace import IMPORTED

@@ -79,10 +79,16 @@ def unlogged() -> Iterator[None]:
         _TORCHS_LOG.disabled = was_off
 
 
+# of PyTorch's cache of operators by shape, 2 kB each, which grows with every model of a process
+_MOST_ENTRIES = 4096
+
+
 class FakeTensors:
     """Fake tensors for real ones, in one mode. Each weight or buffer has one for all its uses."""
 
     def __init__(self) -> None:
+        if len(FakeTensorMode.cache) > _MOST_ENTRIES:
+            FakeTensorMode.cache_clear()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._of_state: dict[int, torch.Tensor] = {}
         self.shapes: Mapping[int, torch.Size] = {}  # of weights that are cut, by identity

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.compiler.emission.bodies import Move, ProgramStep, the_one
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.options import CompileOptions
@@ -19,6 +18,7 @@ from ipu_exec.lowering.operators.norm import takes_statistics
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Collectives:
         apart = shards << (self.placement.num_ipus - 1).bit_length()
         round_it = -(-nbytes // ring.part)
         cycles = ring_cycles(
-            self.machines[ipu].target,
+            self.machines[ipu].target.links,
             ipu * shards,
             apart * ring.stride,
             ring.members,

@@ -12,7 +12,6 @@ from math import ceil
 
 import numpy as np
 
-from ipu_exec.base.topology import latency_cycles, link_rate, ring_cycles
 from ipu_exec.compiler.emission.bodies import (
     OFF_CHIP,
     Move,
@@ -37,6 +36,7 @@ from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import latency_cycles, link_rate, ring_cycles
 
 # Copies of an overlapped stream on the I/O tiles: it is filled while the compute tiles work on
 # their copy ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs
@@ -180,8 +180,8 @@ class Transfers:
         arriving: Counter[float] = Counter()
         for storage, layout, a, b in self._crossings(ipu):
             ends = a * self.options.shards, b * self.options.shards  # each shard to its own
-            latency = max(latency, latency_cycles(target, *ends))
-            rate, total = link_rate(target, *ends), int(layout.bytes.sum())
+            latency = max(latency, latency_cycles(target.links, *ends))
+            rate, total = link_rate(target.links, *ends), int(layout.bytes.sum())
             crossing.append(Move(storage, total, a, b))
             nbytes = self.machines[ipu].whole(layout.bytes)
             if a == ipu:
@@ -237,9 +237,9 @@ class Transfers:
         latency, on_links = 0.0, 0.0
         for move in moves:
             ends = move.source * self.options.shards, move.target * self.options.shards
-            latency = max(latency, latency_cycles(target, *ends))
+            latency = max(latency, latency_cycles(target.links, *ends))
             nbytes = int(self.mapping.bytes([move.storage], stage).sum())
-            on_links += nbytes / link_rate(target, *ends)
+            on_links += nbytes / link_rate(target.links, *ends)
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(latency + max(on_links, slowest_tile))
         none = np.zeros_like(received)
@@ -267,9 +267,10 @@ class Transfers:
             return
         target, shards = self.machines[body.ipu].target, self.options.shards
         ends = [(move.source * shards, move.target * shards) for move in moves]
-        latency = max(latency_cycles(target, *pair) for pair in ends)
+        latency = max(latency_cycles(target.links, *pair) for pair in ends)
         on_links = sum(
-            move.bytes / link_rate(target, *pair) for move, pair in zip(moves, ends, strict=True)
+            move.bytes / link_rate(target.links, *pair)
+            for move, pair in zip(moves, ends, strict=True)
         )
         storages = list(dict.fromkeys(move.storage for move in moves))
         on_tiles, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
@@ -287,7 +288,7 @@ class Transfers:
         shards = machine.shards
         moved = np.zeros(machine.target.tiles, np.int64)
         moved[0] = 2 * nbytes * (shards - 1) // shards
-        cycles = ring_cycles(machine.target, 0, 1, shards, nbytes, 2)
+        cycles = ring_cycles(machine.target.links, 0, 1, shards, nbytes, 2)
         step = Collective("all_reduce", moved, moved, cycles)
         return [
             replace(one, op=op, name=f"{name}/{one.name}")
@@ -361,7 +362,7 @@ class Transfers:
         part = np.sum([self._stored(storage, stage) for storage in storages], axis=0)
         moved = part * (shards - 1)
         cycles = ring_cycles(
-            machine.target, body.ipu * shards, 1, shards, int(part.sum()) * shards, 1
+            machine.target.links, body.ipu * shards, 1, shards, int(part.sum()) * shards, 1
         )
         gathered = Collective("all_gather", moved, moved, cycles)
         body.steps += [

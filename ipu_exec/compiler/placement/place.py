@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from ipu_exec.base.topology import IPUS_OF_A_PROCESS, MAX_IPUS
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.placement.reads import read_values
 from ipu_exec.enums import AutoStage
@@ -17,6 +16,7 @@ from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.timeline import closed_forms
+from ipuscope.profiler.timeline.links import IPUS_OF_A_PROCESS, MAX_IPUS
 
 logger = logging.getLogger("ipu_exec")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion
 from ipu_exec.lowering.operator_info import describe
 from ipu_exec.lowering.plan import Collective, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
+from ipuscope.profiler.timeline.links import ring_cycles
 
 describe("_c10d_functional.wait_tensor", view=True, popart_name="Identity")
 
@@ -72,7 +72,7 @@ def _collective(spec: OpSpec, machine: Machine, rounds: int) -> Plan:
             name,
             _on_tiles(moved, result, spread),
             _on_tiles(moved, spread, result),
-            ring_cycles(machine.target, 0, 1, shards, nbytes, rounds) if shards > 1 else 0,
+            ring_cycles(machine.target.links, 0, 1, shards, nbytes, rounds) if shards > 1 else 0,
         )
     )
     note = f"between {shards} IPUs that share the stage's tensors"

@@ -22,11 +22,11 @@ from torch.distributed.tensor.parallel import (
 import ipu_exec
 from examples.models import Example, gpt3
 from examples.models.gpt2 import Decoder, Gpt2Config
-from ipu_exec.base.topology import ring_cycles
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 
 CONFIG = Gpt2Config(hidden=256, heads=8, sequence=64)
 PLAN = {
@@ -85,7 +85,7 @@ def test_two_all_reduces_each_way_of_2_t_minus_1_over_t_of_the_activation(shards
         for step in steps:
             assert step.bytes_in.sum() == step.bytes_out.sum()
             assert step.bytes_in.sum() == 2 * activation * (shards - 1) // shards
-            assert step.cycles == ring_cycles(TARGETS["mk2"], 0, 1, shards, activation, 2)
+            assert step.cycles == ring_cycles(TARGETS["mk2"].links, 0, 1, shards, activation, 2)
 
 
 def test_products_fall_with_the_shards() -> None:

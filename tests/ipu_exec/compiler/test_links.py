@@ -9,11 +9,11 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import link_hops, link_latency_cycles, link_rate
 from tests.models import Mlp, mean_square
 
 MK2 = TARGETS["mk2"]
@@ -43,14 +43,14 @@ def test_the_ladder_of_links() -> None:
     ]
     # 0.7 us to a neighbour and 0.16 us a further hop: 1.66 us across 16 IPUs, where [JIA] measured
     # 1.76
-    assert link_latency_cycles(MK2, 7) / MK2.clock_hz == pytest.approx(1.66e-6)
+    assert link_latency_cycles(MK2.links, 7) / MK2.clock_hz == pytest.approx(1.66e-6)
 
 
 def test_a_link_between_boards_is_half_as_fast() -> None:
-    assert link_rate(MK2, 0, 3) * MK2.clock_hz == pytest.approx(55e9)
-    assert link_rate(MK2, 3, 4) * MK2.clock_hz == pytest.approx(27.7e9)
-    assert link_rate(TARGETS["mk1"], 1, 2) == link_rate(
-        TARGETS["mk1"], 0, 15
+    assert link_rate(MK2.links, 0, 3) * MK2.clock_hz == pytest.approx(55e9)
+    assert link_rate(MK2.links, 3, 4) * MK2.clock_hz == pytest.approx(27.7e9)
+    assert link_rate(TARGETS["mk1"].links, 1, 2) == link_rate(
+        TARGETS["mk1"].links, 0, 15
     )  # two IPUs on a C2 card
 
 
@@ -62,8 +62,8 @@ def test_copies_pay_for_the_boards_they_cross() -> None:
         # out over each cut beside it: the activation of one and the gradient of the other, and in
         # as much
         cuts = [cut for cut in (body.ipu - 1, body.ipu) if 0 <= cut < 7]
-        on_links = sum(activation / link_rate(MK2, cut, cut + 1) for cut in cuts)
-        assert body.cycles == ceil(on_links + link_latency_cycles(MK2, 1))
+        on_links = sum(activation / link_rate(MK2.links, cut, cut + 1) for cut in cuts)
+        assert body.cycles == ceil(on_links + link_latency_cycles(MK2.links, 1))
     by_ipu = {body.ipu: body.cycles for body in copies}
     assert by_ipu[3] == by_ipu[4] > by_ipu[2] == by_ipu[5]
 
@@ -79,7 +79,7 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
         gradients = sum(
             v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
         )
-        latency = 2 * (replicas - 1) * link_latency_cycles(MK2, hops)
+        latency = 2 * (replicas - 1) * link_latency_cycles(MK2.links, hops)
         ways = 1 if replicas == 2 else 2
         assert body.cycles == ceil(
             latency + 2 * (replicas - 1) * gradients / replicas / ways / rate
@@ -95,9 +95,9 @@ def test_replicas_may_take_more_ipus_than_the_largest_system(replicas: int) -> N
             v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
         )
         in_rack = 30 * gradients / 16 / 2 / (27.7e9 / MK2.clock_hz)
-        in_rack += 30 * link_latency_cycles(MK2, 2)
+        in_rack += 30 * link_latency_cycles(MK2.links, 2)
         between = 2 * (racks - 1) * gradients / 16 / racks / 2 / (6.25e9 / MK2.clock_hz)
-        gateway = link_latency_cycles(MK2, 32) + 2.5e-6 * MK2.clock_hz
+        gateway = link_latency_cycles(MK2.links, 32) + 2.5e-6 * MK2.clock_hz
         assert body.cycles == ceil(in_rack + between + 2 * (racks - 1) * gateway)
 
 

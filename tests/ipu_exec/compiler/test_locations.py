@@ -17,7 +17,6 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution
-from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS
@@ -28,6 +27,7 @@ from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler.analysis import fullest_tiles
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import link_hops, link_latency_cycles, link_rate
 from ipuscope.reports.cli import main as ipu_report
 from tests.models import Mlp, model_of
 
@@ -107,9 +107,11 @@ def steps(executable: Executable, task: int, word: str = "") -> list[Any]:
 
 def ring(rounds: int, replicas: int, nbytes: int) -> int:
     """Replicas of one IPU: neighbours on boards of four, slower beyond, both ways from 3 on."""
-    rate = link_rate(MK2, 0, replicas - 1)
+    rate = link_rate(MK2.links, 0, replicas - 1)
     moved = rounds * (replicas - 1) * nbytes / replicas / (2 if replicas > 2 else 1)
-    return ceil(rounds * (replicas - 1) * link_latency_cycles(MK2, link_hops(0, 1)) + moved / rate)
+    return ceil(
+        rounds * (replicas - 1) * link_latency_cycles(MK2.links, link_hops(0, 1)) + moved / rate
+    )
 
 
 # -- replicated tensor sharding of optimiser state ---

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipu_exec
+from ipu_exec.capture.recording import fake_tensors
 
 PAGE_BYTES = 4096
 
@@ -36,3 +38,11 @@ def test_compiling_one_hundred_models_keeps_the_memory_of_few() -> None:
     for width in range(224, 224 + 8 * 80, 8):
         compile_one(width)
     assert resident() - before < 50e6
+
+
+def test_pytorchs_cache_of_operators_by_shape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_tensors, "_MOST_ENTRIES", 0)
+    compile_one(72)
+    of_one = len(FakeTensorMode.cache)
+    compile_one(88)
+    assert 0 < len(FakeTensorMode.cache) <= of_one

@@ -10,7 +10,6 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.base.topology import latency_cycles, link_rate
 from ipu_exec.compiler.emission.bodies import Body, Move, ProgramStep
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.emission.update_exchanges import update_exchanges, wait_for_senders
@@ -20,6 +19,7 @@ from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import latency_cycles, link_rate
 from tests.models import Mlp
 
 STAGES, SCALAR = 3, 4  # stages; bytes of a norm
@@ -82,8 +82,8 @@ def test_an_exchange_takes_a_sync_the_farthest_latency_and_its_bytes(clipped: Ex
     before = body.steps[body.steps.index(gathered) - 1]
     assert before.purpose is Purpose.EXTERNAL_SYNC
     assert before.cycles == EXTERNAL_SYNC_CYCLES
-    on_links = sum(2 * SCALAR / link_rate(target, ipu, 0) for ipu in (1, 2))
-    assert gathered.cycles == ceil(latency_cycles(target, 2, 0) + on_links)
+    on_links = sum(2 * SCALAR / link_rate(target.links, ipu, 0) for ipu in (1, 2))
+    assert gathered.cycles == ceil(latency_cycles(target.links, 2, 0) + on_links)
     assert int(gathered.bytes_in.sum()) == 4 * SCALAR
     assert int(gathered.bytes_out.sum()) == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ipuscope.profiler import open_report
 from tests.ipu_exec.lightning import modules
 from tests.ipu_exec.lightning.modules import Run, fit
 
+OnCpu = Callable[..., Run]
 SINGLE = (
     modules.Boring,
     modules.Demo,
@@ -34,6 +37,17 @@ SINGLE = (
     modules.Uneven,
 )
 PIPELINED = (modules.Stages, modules.BlocksInInit, modules.BlocksInConfigureModel)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    """The run of a module on a CPU, once for all that are compared with it."""
+
+    @cache
+    def run(kind: type[LightningModule], **settings: Any) -> Run:
+        return fit(kind, tmp_path_factory.mktemp("cpu"), accelerator="cpu", **settings)[0]
+
+    return run
 
 
 def same(actual: Run, expected: Run) -> None:
@@ -65,8 +79,8 @@ def same_tree(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", SINGLE, ids=lambda kind: kind.__name__)
-def test_one_ipu(kind: type[LightningModule], tmp_path: Path) -> None:
-    expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu")
+def test_one_ipu(on_cpu: OnCpu, kind: type[LightningModule], tmp_path: Path) -> None:
+    expected = on_cpu(kind)
     actual, trainer = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=1)
     same(actual, expected)
     assert all(model.isCompiled() is False for model in trainer.strategy.poptorch_models.values())
@@ -74,19 +88,21 @@ def test_one_ipu(kind: type[LightningModule], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", PIPELINED, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_pipeline(kind: type[LightningModule], devices: int, tmp_path: Path) -> None:
+def test_a_pipeline(
+    on_cpu: OnCpu, kind: type[LightningModule], devices: int, tmp_path: Path
+) -> None:
     four = {"accumulate_grad_batches": 4}  # a power of two: dividing by it rounds nothing
-    expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu", **four)
+    expected = on_cpu(kind, **four)
     actual, _ = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=devices, **four)
     same(actual, expected)
 
 
-def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
+def test_sharded_and_clipped_over_both_stages(on_cpu: OnCpu, tmp_path: Path) -> None:
     def options() -> poptorch.Options:
         return poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
 
     clipped = {"gradient_clip_val": 0.05}
-    expected, _ = fit(modules.BlocksInInit, tmp_path / "cpu", accelerator="cpu", **clipped)
+    expected = on_cpu(modules.BlocksInInit, **clipped)
     strategy = IPUStrategy(
         autoreport_dir=tmp_path, training_opts=options(), inference_opts=options()
     )
@@ -100,18 +116,18 @@ def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_clipped_gradients(algorithm: str, tmp_path: Path) -> None:
+def test_clipped_gradients(on_cpu: OnCpu, algorithm: str, tmp_path: Path) -> None:
     clipped = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
-    expected, _ = fit(modules.Classifier, tmp_path / "cpu", accelerator="cpu", **clipped)
+    expected = on_cpu(modules.Classifier, **clipped)
     actual, _ = fit(modules.Classifier, tmp_path / "ipu", accelerator="ipu", devices=1, **clipped)
     same(actual, expected)
-    unclipped, _ = fit(modules.Classifier, tmp_path / "free", accelerator="cpu")
+    unclipped = on_cpu(modules.Classifier)
     assert actual.metrics != unclipped.metrics
 
 
 @pytest.mark.parametrize("iterations", [2, 5])
-def test_device_iterations(iterations: int, tmp_path: Path) -> None:
-    expected, _ = fit(modules.Classifier, tmp_path / "cpu", accelerator="cpu", max_steps=15)
+def test_device_iterations(on_cpu: OnCpu, iterations: int, tmp_path: Path) -> None:
+    expected = on_cpu(modules.Classifier, max_steps=15)
     strategy = IPUStrategy(device_iterations=iterations)
     actual, _ = fit(
         modules.Classifier, tmp_path / "ipu", strategy=strategy, devices=1, max_steps=15
@@ -131,8 +147,10 @@ class Twofold(modules.Classifier):
 
 
 @pytest.mark.parametrize(("replicas", "kind"), [(2, Twofold), (4, Fourfold)])
-def test_replicas(replicas: int, kind: type[LightningModule], tmp_path: Path) -> None:
-    expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu")
+def test_replicas(
+    on_cpu: OnCpu, replicas: int, kind: type[LightningModule], tmp_path: Path
+) -> None:
+    expected = on_cpu(kind)
     close(
         fit(modules.Classifier, tmp_path / "ipu", accelerator="ipu", devices=replicas)[0], expected
     )
@@ -151,15 +169,15 @@ class SampledTwofold(Sampled):
     batch_size = Twofold.batch_size
 
 
-def test_a_batch_sampler_and_transfer_hooks_on_several_ipus(tmp_path: Path) -> None:
-    expected, _ = fit(SampledTwofold, tmp_path / "cpu", accelerator="cpu")
+def test_a_batch_sampler_and_transfer_hooks_on_several_ipus(on_cpu: OnCpu, tmp_path: Path) -> None:
+    expected = on_cpu(SampledTwofold)
     actual, trainer = fit(Sampled, tmp_path / "ipu", accelerator="ipu", devices=2)
     assert trainer.strategy.replication_factor == 2
     close(actual, expected)
 
 
-def test_accumulation_against_one_batch(tmp_path: Path) -> None:
-    expected, _ = fit(Fourfold, tmp_path / "cpu", accelerator="cpu")
+def test_accumulation_against_one_batch(on_cpu: OnCpu, tmp_path: Path) -> None:
+    expected = on_cpu(Fourfold)
     settings: dict[str, Any] = {"accelerator": "ipu", "devices": 1, "accumulate_grad_batches": 4}
     actual, _ = fit(modules.Classifier, tmp_path / "ipu", **settings)
     for name, value in expected.weights.items():
@@ -179,8 +197,8 @@ def close(actual: Run, expected: Run) -> None:
             assert value == row[name] or float(row[name]) == pytest.approx(float(value), rel=1e-4)
 
 
-def test_replicas_and_stages_by_options(tmp_path: Path) -> None:
-    expected, _ = fit(Twofold, tmp_path / "cpu", accelerator="cpu", accumulate_grad_batches=4)
+def test_replicas_and_stages_by_options(on_cpu: OnCpu, tmp_path: Path) -> None:
+    expected = on_cpu(Twofold, accumulate_grad_batches=4)
     options = poptorch.Options().replicationFactor(2)
     options.Training.gradientAccumulation(4)
     held = poptorch.Options().replicationFactor(2).deviceIterations(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,35 @@ def trainer_of(folder: Path, **settings: Any) -> Trainer:
 
 def reported(folder: Path, **settings: Any) -> IPUStrategy:
     return IPUStrategy(autoreport=True, autoreport_dir=folder, **settings)
+
+
+def same_on_both(
+    folder: Path,
+    module: Callable[[], Any] = Classifier,
+    callbacks: Callable[[], list[Callback]] = list,
+    own: dict[str, Any] | None = None,
+    **settings: Any,
+) -> list[tuple[Any, Trainer]]:
+    """The module and its trainer on an IPU and on a CPU, of equal weights and metrics.
+
+    ``own``: what `Trainer.fit` is given.
+    """
+    made = []
+    for name in ("ipu", "cpu"):
+        seed_everything(1, verbose=False)
+        logger = CSVLogger(folder / name, name="", version="")
+        own_settings = {"accelerator": name, "logger": logger} | settings
+        trainer = trainer_of(folder / name, **own_settings, callbacks=callbacks())
+        settings.pop("strategy", None)  # which is of an IPU
+        trainer.fit(one := module(), **(own or {}))
+        made.append((one, trainer))
+    states, metrics = zip(
+        *(([*m.state_dict().values()], t.callback_metrics) for m, t in made), strict=True
+    )
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    assert metrics[0] == metrics[1]
+    assert made[0][1].global_step == made[1][1].global_step
+    return made
 
 
 # -- what is asked for ---
@@ -221,51 +251,26 @@ def test_prediction_logs(tmp_path: Path) -> None:
 
 
 def test_accumulation_by_its_callback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def callback() -> dict[str, Any]:
-        return {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 4})]}
-
-    def weights(**settings: Any) -> list[torch.Tensor]:
-        seed_everything(1, verbose=False)
-        module = Classifier()
-        Trainer(**QUIET, default_root_dir=tmp_path, max_epochs=2, **callback(), **settings).fit(
-            module
-        )
-        return [weight.detach() for weight in module.parameters()]
-
     with caplog.at_level(logging.WARNING, "ipu_exec"):
-        actual = weights(accelerator="ipu", devices=1)
+        same_on_both(
+            tmp_path, callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 4})], max_epochs=2
+        )
     assert any(
         "accumulate_grad_batches changed: expected 1, got 4" in r.message for r in caplog.records
     )
-    expected = weights(accelerator="cpu")
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+class OneRate(modules.Convolutions):
+    configure_optimizers = Classifier.configure_optimizers
 
 
 def test_stochastic_weight_averaging_and_monitors(tmp_path: Path) -> None:
-    def run(accelerator: str) -> tuple[list[torch.Tensor], str]:
-        seed_everything(1, verbose=False)
-        folder = tmp_path / accelerator
-        module = modules.Convolutions()
-        module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.1)
-        callbacks = [
-            StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1),
-            LearningRateMonitor("step"),
-        ]
-        settings = QUIET | {"logger": CSVLogger(folder, name="", version="")}
-        Trainer(
-            **settings,
-            max_epochs=3,
-            accelerator=accelerator,
-            devices=1,
-            callbacks=callbacks,
-            log_every_n_steps=1,
-            default_root_dir=folder,
-        ).fit(module)
-        state = [tensor.clone() for tensor in module.state_dict().values()]
-        return state, (folder / "metrics.csv").read_text()
+    def callbacks() -> list[Callback]:
+        averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
+        return [averaging, LearningRateMonitor("step")]
 
-    (actual, rows), (expected, wanted) = run("ipu"), run("cpu")
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    same_on_both(tmp_path, OneRate, callbacks, max_epochs=3, log_every_n_steps=1)
+    rows, wanted = ((tmp_path / name / "metrics.csv").read_text() for name in ("ipu", "cpu"))
     assert rows == wanted
 
 
@@ -275,20 +280,7 @@ class Unfreezes(Callback):
 
 
 def test_weights_that_thaw(tmp_path: Path) -> None:
-    def run(accelerator: str) -> list[torch.Tensor]:
-        seed_everything(1, verbose=False)
-        module = Classifier()
-        Trainer(
-            **QUIET,
-            max_epochs=2,
-            accelerator=accelerator,
-            devices=1,
-            callbacks=[Unfreezes()],
-            default_root_dir=tmp_path,
-        ).fit(module)
-        return [weight.detach() for weight in module.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(run("ipu"), run("cpu"), strict=True))
+    same_on_both(tmp_path, callbacks=lambda: [Unfreezes()], max_epochs=2)
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -308,39 +300,24 @@ def test_tensorboard(tmp_path: Path) -> None:
     ids=lambda settings: next(iter(settings)),
 )
 def test_limits(settings: dict[str, Any], tmp_path: Path) -> None:
-    def run(**where: Any) -> tuple[Any, ...]:
-        seed_everything(1, verbose=False)
-        module = Classifier()
-        trainer = Trainer(**(QUIET | {"default_root_dir": tmp_path} | settings | where))
-        trainer.fit(module)
-        weights = [weight.tolist() for weight in module.parameters()]
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        return weights, metrics, trainer.global_step
-
-    strategy = IPUStrategy(device_iterations=2)
-    assert run(strategy=strategy, devices=1) == run(accelerator="cpu")
+    same_on_both(tmp_path, strategy=IPUStrategy(device_iterations=2), **settings)
 
 
 # -- checkpoints ---
 
 
+class InOrder(Classifier):
+    def train_dataloader(self) -> Any:
+        return DataLoader(data(), batch_size=4)
+
+
 def test_a_run_resumes_bit_for_bit_on_either(tmp_path: Path) -> None:
     def run(accelerator: str, epochs: int, after: Path | None = None) -> tuple[Any, Trainer]:
         seed_everything(1, verbose=False)
-        module = Boring()
-        trainer = Trainer(
-            **QUIET,
-            default_root_dir=tmp_path,
-            max_epochs=epochs,
-            accelerator=accelerator,
-            devices=1,
-        )
+        module = InOrder()
+        trainer = trainer_of(tmp_path, accelerator=accelerator, max_epochs=epochs)
         trainer.fit(module, ckpt_path=after)
         return [weight.tolist() for weight in module.parameters()], trainer
-
-    class Boring(Classifier):
-        def train_dataloader(self) -> Any:
-            return DataLoader(data(), batch_size=4)
 
     whole, _ = run("ipu", 3)
     _, first = run("ipu", 2)
@@ -437,19 +414,9 @@ class Overrides(Classifier):
 
 
 def test_overridden_hooks_work_and_are_named(tmp_path: Path) -> None:
-    def run(accelerator: str) -> Overrides:
-        seed_everything(1, verbose=False)
-        module = Overrides()
-        Trainer(
-            **QUIET, default_root_dir=tmp_path, max_epochs=1, accelerator=accelerator, devices=1
-        ).fit(module)
-        return module
-
     with pytest.warns(UserWarning, match="on_before_optimizer_step, optimizer_step"):
-        actual = run("ipu")
-    expected = run("cpu")
+        (actual, _), (expected, _) = same_on_both(tmp_path, Overrides, max_epochs=1)
     assert actual.norms == expected.norms and len(actual.norms) == 12
-    assert torch.equal(actual.net[0].weight, expected.net[0].weight)
 
 
 # -- loaders ---
@@ -530,16 +497,8 @@ class TwoLoaders(Classifier):
 
 
 def test_several_loaders(tmp_path: Path) -> None:
-    def run(accelerator: str) -> dict[str, float]:
-        seed_everything(1, verbose=False)
-        settings = QUIET | {"accelerator": accelerator, "devices": 1, "detect_anomaly": True}
-        trainer = Trainer(**settings, max_epochs=1, default_root_dir=tmp_path)
-        trainer.fit(TwoLoaders())
-        return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-    on_ipu = run("ipu")
-    assert on_ipu == run("cpu")
-    assert {"val/dataloader_idx_0", "val/dataloader_idx_1"} <= set(on_ipu)
+    (_, on_ipu), _ = same_on_both(tmp_path, TwoLoaders, max_epochs=1, detect_anomaly=True)
+    assert {"val/dataloader_idx_0", "val/dataloader_idx_1"} <= set(on_ipu.callback_metrics)
 
 
 def test_models_by_stage(tmp_path: Path) -> None:
@@ -565,14 +524,7 @@ class Moving(LightningDataModule):
 
 @pytest.mark.parametrize("own", [{}, {"datamodule": Moving()}], ids=["none", "a data module's"])
 def test_hooks_for_moving_a_batch(own: dict[str, Any], tmp_path: Path) -> None:
-    def run(accelerator: str) -> list[torch.Tensor]:
-        seed_everything(1, verbose=False)
-        module = Classifier()
-        trainer = trainer_of(tmp_path, max_steps=3, limit_val_batches=0, accelerator=accelerator)
-        trainer.fit(module, **own)
-        return [weight.detach() for weight in module.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(run("ipu"), run("cpu"), strict=True))
+    same_on_both(tmp_path, own=own, max_steps=3, limit_val_batches=0)
 
 
 class LogsAMetric(Classifier):
@@ -591,12 +543,6 @@ class LogsAMetric(Classifier):
 
 
 def test_what_is_logged_is_kept_where_it_is(tmp_path: Path) -> None:
-    def run(accelerator: str) -> dict[str, float]:
-        seed_everything(1, verbose=False)
-        trainer = trainer_of(tmp_path, max_epochs=2, accelerator=accelerator)
-        trainer.fit(LogsAMetric())
-        return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-    on_ipu = run("ipu")
-    assert on_ipu == run("cpu")
-    assert on_ipu["number"] == 11 and 0 < on_ipu["accuracy"] <= 1
+    (_, on_ipu), _ = same_on_both(tmp_path, LogsAMetric, max_epochs=2)
+    assert on_ipu.callback_metrics["number"] == 11
+    assert 0 < on_ipu.callback_metrics["accuracy"] <= 1

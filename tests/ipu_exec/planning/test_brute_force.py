@@ -10,7 +10,7 @@ from benchmarks.plan.brute_force import Case, compile_all, random_case
 from ipu_exec import machine
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_compile_is_better_than_the_plan(seed: int) -> None:
     case = random_case(seed, blocks=3, ipus=2)
     plan = case.plan()
@@ -26,7 +26,7 @@ def test_nor_where_ipus_may_share_tensors() -> None:
     fixed = ("r=1", "recompute=no", "state=on-chip")
     case = random_case(204, blocks=8, ipus=8, shared=True, fixed=fixed)
     plan = case.plan()
-    every = compile_all(case.call(), case.asked(), most=10)
+    every = compile_all(case.call(), case.asked(), most=6)
     assert {mapping.shards for mapping in every.obtained} > {1}
     least, mapping = every.best()
     obtained = plan.best.obtained
@@ -51,7 +51,7 @@ def test_where_memory_is_short_the_plan_saves_it_as_the_best_compile_does(
     assert obtained.cycles / plan.best.mapping.samples == pytest.approx(least, rel=1e-9), mapping
 
 
-@pytest.mark.parametrize(("seed", "fixed"), [(3, ()), (4, ("recompute=yes",)), (5, ())])
+@pytest.mark.parametrize(("seed", "fixed"), [(3, ()), (4, ("recompute=yes",))])
 def test_predictions_are_within_one_percent_of_cycles_and_two_of_memory(
     seed: int, fixed: tuple[str, ...]
 ) -> None:

@@ -42,10 +42,10 @@ def engine_and_costs(
 
 
 def test_a_compile_predicts_itself_to_the_last_hundred_cycles() -> None:
-    engine, own, settled = engine_and_costs(2, 2)
+    _, own, settled = engine_and_costs(2, 2)
     cut = Cut(tuple(range(8)), tuple(stage.phase for stage in own.stages))
     place = PhasedPlace(settled.phased, cut, own.replicas, own.accumulation)
-    predicted = place.predicted(engine.rings).schedule().total
+    predicted = place.predicted.schedule().total
     assert predicted == pytest.approx(settled.obtained.cycles, abs=100)
     assert fullest_tile(settled.phased, cut, own.replicas) == settled.obtained.fullest
 
@@ -67,7 +67,7 @@ def test_other_cuts_pipelines_and_replicas_are_predicted_from_it() -> None:
         mapping = mapping_of(place)
         assert mapping.pipeline == min(pipeline, place.pipeline)
         (came,) = engine.settle([mapping])
-        cycles = place.predicted(engine.rings).schedule().total
+        cycles = place.predicted.schedule().total
         assert cycles == pytest.approx(came.obtained.cycles, rel=0.01), mapping
         assert fullest_tile(settled.phased, cut, replicas) == pytest.approx(
             came.obtained.fullest, rel=0.01
@@ -75,12 +75,12 @@ def test_other_cuts_pipelines_and_replicas_are_predicted_from_it() -> None:
 
 
 def test_a_bound_is_below_the_schedule() -> None:
-    engine, _, settled = engine_and_costs(2, 1)
+    _, _, settled = engine_and_costs(2, 1)
     draw = np.random.default_rng(0)
     for _ in range(5):
         starts = (0, *sorted(draw.choice(np.arange(1, 8), 4, replace=False).tolist()))
         place = PhasedPlace(settled.phased, Cut(starts, (0, 0, 1, 1, 2)), 2, 8)
-        predicted = place.predicted(engine.rings)
+        predicted = place.predicted
         assert predicted.at_least() <= predicted.schedule().total
 
 

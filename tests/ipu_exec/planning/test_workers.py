@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,19 @@ def test_two_workers_give_the_answer_of_one() -> None:
     assert same(CASE.plan(workers=2), CASE.plan())
 
 
-def test_ray_gives_the_same_answer(tmp_path: Path) -> None:
+def test_ray_gives_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     cluster = Cluster("local", 2)
     try:
         mark = str(tmp_path / "mark")
         assert list(cluster.run([Task(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
+        # a killed head answers no more, and of what runs comes nothing, not even an error
+        cluster._look()
+        monkeypatch.setattr("ipu_exec.planning.workers._PATIENCE", 0.01)
+        monkeypatch.setattr(cluster, "_head", ("127.0.0.1", 1))
+        monkeypatch.setattr(cluster, "_submit", lambda task: Future())
+        with pytest.raises(EngineLost, match=r"head node is gone .*--workers N"):
+            list(cluster.run([Task(killed_once, (0, mark))]))
     finally:
         cluster.close()
     assert same(CASE.plan(ray="local", workers=2), CASE.plan())

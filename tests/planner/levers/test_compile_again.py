@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from ipuscope.planner.levers.compile_again import compile_again, merged, merged_placement
 from ipuscope.profiler import open_report
 from ipuscope.profiler.provenance import Provenance
+from tests import forked
 from tests.synthetic import synthetic_profile
 
 # names no Blocks, and cuts its own batches: only --num-ipus makes a pipeline of it
@@ -58,9 +58,7 @@ def test_a_profile_says_how_it_was_made_and_is_made_so_again(tmp_path: Path) -> 
     script.write_text(SCRIPT)
     words = ["--num-ipus", "2", "--compile-only", "--profile-dir", str(tmp_path / "first")]
     code = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
-    subprocess.run(
-        [sys.executable, "-c", code, *words, str(script), "64"], check=True, capture_output=True
-    )
+    forked.run([sys.executable, "-c", code, *words, str(script), "64"], check=True)
     with open_report(tmp_path / "first" / "training") as report:
         made, stages = Provenance.of(report), report.stages["blocks"].tolist()
     assert made.command == ("ipu-run", *words, str(script), "64")

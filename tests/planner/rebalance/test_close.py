@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings import Candidate, Key, Question
 from ipuscope.planner.mappings.mapping_search import or_much_quicker, try_split
-from ipuscope.planner.mappings.priced import Place, Priced, RingsOf
+from ipuscope.planner.mappings.priced import Place, Priced
 from ipuscope.planner.predict.memory_verdict import ABOVE, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
@@ -78,9 +77,8 @@ def test_a_plan_prefers_what_may_fit_where_that_is_quicker() -> None:
         costs = random_costs(np.random.default_rng(seed), 12, 4, stages=STAGES, full=1.0)
         place = Place(Priced(Key(), costs), (0, 1, 2), 1, costs.micro_batches)
         question = Question(STAGES, costs.micro_batches, (1,))
-        rings = cast(RingsOf, None)
-        tried = try_split(place, question, rings, None, within=or_much_quicker)
-        sure = try_split(place, question, rings, None, surely=True)
+        tried = try_split(place, question, None, within=or_much_quicker)
+        sure = try_split(place, question, None, surely=True)
         if isinstance(tried, Candidate) and isinstance(sure, Candidate) and tried != sure:
             preferred += tried.fullest > tried.limit
             assert tried.memory != Answer.FITS and tried.rate > sure.rate

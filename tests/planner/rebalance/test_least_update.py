@@ -116,7 +116,7 @@ def stage_lists(random: np.random.Generator, stages: int) -> tuple[int, ...]:
 def test_totals_of_many_splits_are_those_of_their_schedules() -> None:
     random = np.random.default_rng(0)
     tried = 0
-    for _ in range(600):
+    for _ in range(250):
         count = int(random.integers(1, 8))
         stages = int(random.integers(1, min(count, 5) + 1))
         costs, ipus = model(random, count, stages), stage_lists(random, stages)
@@ -128,7 +128,7 @@ def test_totals_of_many_splits_are_those_of_their_schedules() -> None:
             wanted = what_if(costs, Assignment(first, ipus, chosen)).total
             assert total <= wanted if costs.streams.across else total == wanted
             tried += 1
-    assert tried > 1000
+    assert tried > 400
 
 
 def least_total(
@@ -191,9 +191,8 @@ def test_no_split_is_below_what_is_known_without_looking() -> None:
     assert near > 20
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_least_update_is_brute_forces(seed: int) -> None:
-    random = np.random.default_rng(seed)
+def test_the_least_update_is_brute_forces() -> None:
+    random = np.random.default_rng(0)
     compared = 0
     for _ in range(100):
         count = int(random.integers(2, 9))
@@ -218,7 +217,7 @@ def test_the_least_update_is_brute_forces(seed: int) -> None:
 def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
     """With an accumulation of 2K - 1, ramps are most of an update."""
     random = np.random.default_rng(9)
-    for _ in range(341):  # of which 5.9 % were missed once
+    for _ in range(100):  # of which 5.9 % were missed once
         count = int(random.integers(3, 9))
         stages = int(random.integers(2, min(count, 4) + 1))
         costs = random_costs(random, count, 4, stages=stages, micro_batches=2 * stages - 1, most=20)
@@ -283,13 +282,14 @@ def test_stage_lists_that_return_are_searched_for() -> None:
         cuts=replace(costs.cuts, ahead=copy, back=copy, ties=Ties(("w",), ((0, 7),), (tied,))),
     )
     lists = [*one_an_ipu(3)[:-1], *returning(3, costs)]
+    assert {(0, 1, 2, 0), (0, 1, 2, 1), (0, 1, 0, 2)} <= {*lists}
     split = quickest_split(costs, lists)
     assert split.prediction.assignment.ipus == (0, 1, 2, 0)
     alone = [best_split(costs, ipus=ipus).prediction.total for ipus in lists]
     assert split.prediction.total == min(alone)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_lists_that_are_left_out_have_no_quicker_split(seed: int) -> None:
     random = np.random.default_rng(1000 + seed)
     count = int(random.integers(4, 8))

@@ -69,7 +69,7 @@ def brute_force(
 
 def test_the_least_maximum_is_brute_forces() -> None:
     random = np.random.default_rng(0)
-    for _ in range(3000):
+    for _ in range(500):
         count = int(random.integers(1, 8))
         stages, width = int(random.integers(1, count + 1)), int(random.integers(1, count + 1))
         cost = random.integers(1, 30, (stages, count, width))
@@ -115,7 +115,7 @@ def test_the_room_of_all_intervals_is_that_of_each(choice: Choice) -> None:
 def test_the_least_bottleneck_is_brute_forces() -> None:
     random = np.random.default_rng(2)
     fitted = 0
-    for case in range(300):
+    for case in range(150):
         count = int(random.integers(2, 8))
         stages = int(random.integers(1, min(count, 4) + 1))
         costs = random_costs(
@@ -140,7 +140,7 @@ def test_the_least_bottleneck_is_brute_forces() -> None:
             costs.with_tile_bytes(1 << 40), range(stages), choices
         )
         assert max(split.prediction.fullest) <= costs.machine.bytes_per_tile
-    assert 60 < fitted < 290  # both kinds were tried
+    assert 30 < fitted < 145  # both kinds were tried
 
 
 @pytest.mark.parametrize("ipus", [(0, 1, 0), (0, 1, 2, 0), (0, 1, 0, 1), (0, 1, 1, 2, 0)])

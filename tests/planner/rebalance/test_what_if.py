@@ -91,7 +91,7 @@ def test_what_was_profiled_is_among_what_was_compiled(four: Report) -> None:
     assert of_profile(four, costs, (0, 1, 2, 0)) == []
 
 
-@pytest.mark.parametrize("starts", [(0, 2), (0, 1, 3), (0, 1, 2), (0, 3)])
+@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
 def test_another_split_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...]
 ) -> None:
@@ -151,7 +151,7 @@ def test_another_way_to_save_memory_is_what_a_second_compile_gives(
 
 @pytest.mark.parametrize(
     ("starts", "ipus"),
-    [((0, 1, 2, 3), (0, 1, 2, 0)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))],
+    [((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))],
 )
 def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...], ipus: tuple[int, ...]
@@ -186,13 +186,14 @@ def test_a_stage_of_which_nothing_trains_stashes_nothing_and_runs_nothing_again(
     assert what_if(Costs.from_report(alone), split).total == cycles(alone)
 
 
-def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
+def test_a_model_of_one_stage_predicts_a_pipeline(
+    two: Report, four: Report, tmp_path: Path
+) -> None:
     """Without a pipeline a profile has no stash or sync: they are the machine's constants."""
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
-    for starts in ((0, 2), (0, 1, 2, 3)):
+    for starts, obtained in (((0, 2), two), ((0, 1, 2, 3), four)):
         prediction = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
-        obtained = profiled(tmp_path / str(len(starts)), starts)
         assert prediction.total == pytest.approx(cycles(obtained), rel=0.01)
 
 

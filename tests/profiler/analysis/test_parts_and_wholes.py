@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
+from ipuscope.planner.predict.what_if import predicted_path, profiled_split
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import program
 from ipuscope.profiler.analysis.kinds import spent_by_kind

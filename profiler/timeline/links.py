@@ -13,10 +13,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ipu_exec.machine import LINK_HOP_SECONDS, LINK_LATENCY_SECONDS, Target
-
 MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 IPUS_OF_A_PROCESS = 64  # at most, that PopTorch reserves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The links of a pod. Cycles; rates are bytes a cycle, one way."""
+
+    link_latency: int  # before the first byte arrives from a neighbour
+    link_bytes_per_cycle: float  # to a neighbour on the same board
+    link_hop_latency: float = 0.0  # of each further rung of the ladder
+    ipus_per_board: int = 1 << 30
+    board_link_bytes_per_cycle: float = 1.0  # between boards
+    ipus_per_rack: int = 1 << 30
+    rack_link_bytes_per_cycle: float = 1.0  # between racks: an IPU's part of a gateway
+    gateway_latency: float = 0.0  # of each border between racks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +45,14 @@ class Span:
         return self.first + self.apart * (self.members - 1)
 
 
-def same_board(target: Target, a: int, b: int) -> bool:
+def same_board(links: Links, a: int, b: int) -> bool:
     """Whether two IPUs belong to one IPU-Machine (or card)."""
-    return a // target.ipus_per_board == b // target.ipus_per_board
+    return a // links.ipus_per_board == b // links.ipus_per_board
 
 
-def gateways(target: Target, a: int, b: int) -> int:
+def gateways(links: Links, a: int, b: int) -> int:
     """Gateway links between two IPUs: racks are in a row."""
-    return abs(a // target.ipus_per_rack - b // target.ipus_per_rack)
+    return abs(a // links.ipus_per_rack - b // links.ipus_per_rack)
 
 
 def link_hops(a: int, b: int) -> int:
@@ -51,60 +63,58 @@ def link_hops(a: int, b: int) -> int:
     return max(1, abs(a // 2 - b // 2))
 
 
-def link_latency_cycles(target: Target, hops: int) -> float:
+def link_latency_cycles(links: Links, hops: int) -> float:
     """Cycles before the first byte arrives over ``hops`` IPU-Links."""
-    return (LINK_LATENCY_SECONDS + LINK_HOP_SECONDS * (hops - 1)) * target.clock_hz
+    return links.link_latency + links.link_hop_latency * (hops - 1)
 
 
-def latency_cycles(target: Target, a: int, b: int) -> float:
+def latency_cycles(links: Links, a: int, b: int) -> float:
     """Cycles before the first byte from IPU ``a`` arrives at IPU ``b``."""
-    over_gateways = gateways(target, a, b) * target.gateway_latency_seconds * target.clock_hz
-    return link_latency_cycles(target, link_hops(a, b)) + over_gateways
+    over_gateways = gateways(links, a, b) * links.gateway_latency
+    return link_latency_cycles(links, link_hops(a, b)) + over_gateways
 
 
-def link_rate(target: Target, a: int, b: int) -> float:
+def link_rate(links: Links, a: int, b: int) -> float:
     """Bytes a cycle in one direction between two IPUs of a pod: the slowest link on the way.
 
     55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of a gateway between
     racks.
     """
-    if gateways(target, a, b):
-        return target.gateway_bytes_per_cycle
-    if same_board(target, a, b):
-        return target.link_bytes_per_cycle
-    return target.board_link_bytes_per_cycle
+    if gateways(links, a, b):
+        return links.rack_link_bytes_per_cycle
+    if same_board(links, a, b):
+        return links.link_bytes_per_cycle
+    return links.board_link_bytes_per_cycle
 
 
-def ring_cycles(
-    target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
-) -> int:
+def ring_cycles(links: Links, ipu: int, apart: int, members: int, nbytes: int, rounds: int) -> int:
     """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
 
     It has ``members`` IPUs from ``ipu`` on, each ``apart`` from the one before. A scatter or a
     gather is one round, an all-reduce is both. Over several racks it runs rack by rack and then
     between racks (`levels`): gateways carry only what a rack has summed up.
     """
-    return ceil(sum(cycles_of_levels(target, Span(ipu, apart, members), nbytes, rounds)))
+    return ceil(sum(cycles_of_levels(links, Span(ipu, apart, members), nbytes, rounds)))
 
 
-def cycles_of_levels(target: Target, ring: Span, nbytes: float, rounds: int) -> list[float]:
+def cycles_of_levels(links: Links, ring: Span, nbytes: float, rounds: int) -> list[float]:
     """Cycles of each of the ring's `levels`: within the rack and, where it spans some, between."""
     cycles, part = [], 1
-    for level in levels(target, ring):
-        cycles.append(_one_ring(target, level, nbytes / part, rounds))
+    for level in levels(links, ring):
+        cycles.append(_one_ring(links, level, nbytes / part, rounds))
         part *= level.members
     return cycles
 
 
-def levels(target: Target, ring: Span) -> tuple[Span, ...]:
+def levels(links: Links, ring: Span) -> tuple[Span, ...]:
     """The rings of GCL's hierarchical collectives for a ring that spans racks.
 
     First within the rack, then between racks. A ring in one rack, or with unequal numbers of
     members in its racks, is its only level.
     """
-    inside = target.ipus_per_rack // ring.apart
-    aligned = ring.first % target.ipus_per_rack < ring.apart
-    if not gateways(target, ring.first, ring.last) or inside < 2 or not aligned:
+    inside = links.ipus_per_rack // ring.apart
+    aligned = ring.first % links.ipus_per_rack < ring.apart
+    if not gateways(links, ring.first, ring.last) or inside < 2 or not aligned:
         return (ring,)
     if ring.members % inside:
         return (ring,)
@@ -114,7 +124,7 @@ def levels(target: Target, ring: Span) -> tuple[Span, ...]:
     )
 
 
-def _one_ring(target: Target, ring: Span, nbytes: float, rounds: int) -> float:
+def _one_ring(links: Links, ring: Span, nbytes: float, rounds: int) -> float:
     """Cycles of one ring.
 
     A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU, at the pace of
@@ -123,9 +133,9 @@ def _one_ring(target: Target, ring: Span, nbytes: float, rounds: int) -> float:
     """
     steps = rounds * (ring.members - 1)
     moved = steps * nbytes / ring.members
-    rate = link_rate(target, ring.first, ring.last)
+    rate = link_rate(links, ring.first, ring.last)
     # a hop between neighbours of the ring, by the farthest that two of them lie apart
-    hop = link_latency_cycles(target, link_hops(0, ring.apart))
-    if gateways(target, ring.first, ring.last):
-        hop += target.gateway_latency_seconds * target.clock_hz
+    hop = link_latency_cycles(links, link_hops(0, ring.apart))
+    if gateways(links, ring.first, ring.last):
+        hop += links.gateway_latency
     return steps * hop + moved / (2 if ring.members > 2 else 1) / rate
