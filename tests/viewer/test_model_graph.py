@@ -75,7 +75,7 @@ def test_notebooks_have_the_same_graph_as_a_figure(report: Report) -> None:
     assert (kinds.count("rect"), kinds.count("path")) == (4, 3)
     words = [one.text for one in drawn.layout.annotations]
     assert any(one.startswith("B2 · stage 1 · ") for one in words)
-    assert any(one.startswith("[40, 20, 4, 4], 50.0 KiB") for one in words)
+    assert any(one.startswith("[40, 20, 4, 4]<br>50.0 KiB") for one in words)
 
 
 def test_copies_follow_the_split_that_is_shown(report: Report) -> None:

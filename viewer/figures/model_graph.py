@@ -23,7 +23,7 @@ from ipuscope.viewer.figures.theme import Theme, text_on
 HIGHEST = 420  # pixels of the viewer's canvas
 _MOST_NODES = 1500
 _MOST_STATIC = 60  # nodes of a figure
-_PITCH = 62  # pixels from one row of a figure to the next
+_PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
 _DASHES = {"tied": "dash"}
@@ -66,7 +66,7 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
     rank = _ranks(sorted((a, b) for a, b, _ in edges if a < b), len(nodes))
     beside = np.bincount(rank, minlength=1)
     turn = np.array([(rank[:at] == rank[at]).sum() for at in range(len(nodes))])
-    width = np.minimum(0.9 / beside, 0.42)[rank]
+    width = np.minimum(0.9 / beside, 0.4)[rank]
     x = (turn + 0.5) / beside[rank]
     shapes, notes = [], []
     for a, b, one in edges:
@@ -74,14 +74,13 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
         line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
         side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
         (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
-        bend = 0.35 * side
+        bend = 0.4 * side
         way = f"M {x0},{y0} C {x0 + bend},{y0 + 0.3} {x1 + bend},{y1 - 0.3} {x1},{y1}"
         shapes.append({"type": "path", "path": way, "line": line, "layer": "below"})
-        label = units.plain(one["data"]["label"]).replace("\n", ", ")
+        label = units.plain(one["data"]["label"]).replace("\n", "<br>")
         where = {"x": (x0 + x1) / 2 + 0.75 * bend, "y": (y0 + y1) / 2}
         font = {"size": 10, "color": theme.muted}
-        anchor = "right" if side < 0 else "left"
-        notes.append({**where, "xanchor": anchor, "text": label, "font": font})
+        notes.append({**where, "text": label, "font": font, "bgcolor": theme.card})
     for at, one in enumerate(nodes):
         ends = {"x0": x[at] - width[at] / 2, "x1": x[at] + width[at] / 2}
         ends |= {"y0": rank[at] - 0.2, "y1": rank[at] + 0.2}
@@ -99,7 +98,7 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
         xaxis={**hidden, "range": [0, 1]},
         yaxis={**hidden, "range": [rows - 0.5, -0.5]},
         shapes=shapes,
-        annotations=[{**one, "showarrow": False} for one in notes],
+        annotations=[{**one, "showarrow": False} for one in notes if one["text"]],
     )
     hover = units.as_array([units.plain(one["label"]).replace("\n", "<br>") for one in nodes])
     points = {"type": "scatter", "mode": "markers", "x": x, "y": rank, "marker": {"opacity": 0}}
