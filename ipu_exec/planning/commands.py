@@ -141,8 +141,8 @@ def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Ask
     turns, now = (_turns(one, call.training) for one in (options, before))
     every_n, several = options.output_mode is OutputMode.EveryN, turns != now
     fixed: dict[str, object] = {}
-    said = levers.replicas or "replicationFactor" in dict(levers.options)
-    if said or options.replication_factor > 1 or keep != "alone" or every_n or several:
+    named = levers.replicas or "replicationFactor" in dict(levers.options)
+    if named or options.replication_factor > 1 or keep != "alone" or every_n or several:
         fixed["r"] = options.replication_factor
     if every_n or several:
         fixed["accumulation"] = turns
