@@ -139,7 +139,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         metavar="LEVERS",
         help=(
             "compile only, with other settings: half, float, micro-batch=N, micro-batches=N (a"
-            " weight update), recompute=yes|no, outputs=all|final|loss,"
+            " weight update), replicas=N, recompute=yes|no, outputs=all|final|loss,"
             " state=on-chip|off-chip|in-parts, with commas between"
         ),
     )

@@ -141,7 +141,8 @@ def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Ask
     turns, now = (_turns(one, call.training) for one in (options, before))
     every_n, several = options.output_mode is OutputMode.EveryN, turns != now
     fixed: dict[str, object] = {}
-    if options.replication_factor > 1 or keep != "alone" or every_n or several:
+    named = levers.replicas or "replicationFactor" in dict(levers.options)
+    if named or options.replication_factor > 1 or keep != "alone" or every_n or several:
         fixed["r"] = options.replication_factor
     if every_n or several:
         fixed["accumulation"] = turns
@@ -155,7 +156,7 @@ def _kept(asked: Asked, call: FirstCall, levers: Levers, keep: str) -> tuple[Ask
     words = tuple(f"{name}={value}" for name, value in fixed.items())
     return (
         replace(asked, fixed=(*asked.fixed, *words), micro_batches=sizes),
-        replace(levers, micro_batch=0, micro_batches=0),
+        replace(levers, micro_batch=0, micro_batches=0, replicas=0),
     )
 
 

@@ -36,7 +36,9 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
-_WORTH_A_COMPILE = 0.05  # of the speed: gained by what may be too large for a tile
+# Of the speed: gained by what is predicted over a tile. Chosen: few such compiles fit, as of five
+# models three's bytes were never predicted over 1.0 % too many (docs/rebalance.md, memory errors)
+_WORTH_A_COMPILE = 0.05
 _AT_ONCE = 3  # places that are split at a time, however many workers there are
 _LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
 Each = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]

@@ -241,6 +241,7 @@ def test_no_option_is_ignored(
         ("micro-batches=8,micro-batch=2", "alone", ("r=1", "accumulation=8"), (2,)),
         ("Training.gradientAccumulation=4", "alone", ("r=1", "accumulation=4"), ()),
         ("replicationFactor=2,state=off-chip", "alone", ("r=2", "state=off-chip"), ()),
+        ("replicas=1", "alone", ("r=1",), ()),
     ],
 )
 def test_a_plan_for_num_ipus_keeps_what_levers_say(
@@ -249,7 +250,7 @@ def test_a_plan_for_num_ipus_keeps_what_levers_say(
     call = SimpleNamespace(training=True, options=ipu_exec.Options())
     asked, left = commands._kept(Asked(4), cast(FirstCall, call), parse(levers), keep)
     assert (asked.fixed, asked.micro_batches) == (fixed, sizes)
-    assert not (left.micro_batch or left.micro_batches)
+    assert not (left.micro_batch or left.micro_batches or left.replicas)
 
 
 def test_a_micro_batch_that_means_more_than_its_size_stays() -> None:
