@@ -35,8 +35,9 @@ class Node:
     ``path``: its names from the root; ``count``: equal groups that it stands for, itself the first;
     ``blocks`` and ``stages`` of its operators in the profile, least and most (-1: none); ``cycles``
     of a weight update in the graph's direction, ``operators`` and ``bytes`` (of their outputs, live
-    at the IPUs' fullest steps) of all groups; ``opens``: whether it has parts, ``opened``: whether
-    they are shown.
+    at the IPUs' fullest steps) of all groups; ``waiting``: the share of their run, 0..1, that the
+    IPUs of these wait (mean; `Report.cycle_proportions`); ``opens``: whether it has parts,
+    ``opened``: whether they are shown.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Node:
     stages: tuple[int, int]
     cycles: int
     bytes: int
+    waiting: float
     operators: int
     opens: bool
     opened: bool
@@ -135,7 +137,8 @@ def graph(
     paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]
     took, nbytes = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
     shown = _Shown(paths, frozenset(opened))
-    blocks, stages = ops["block"].to_numpy(), ops["stage"].to_numpy()
+    blocks, stages, ipus = (ops[name].to_numpy() for name in ("block", "stage", "ipu"))
+    idle = _idle(report)
     copies: dict[str, int] = {}
     for name in like.values():
         copies[name] = copies.get(name, 0) + 1
@@ -149,6 +152,7 @@ def graph(
                 _span(stages[members]),
                 int(took[members].sum()),
                 int(nbytes[members].sum()),
+                float(idle[np.unique(ipus[members])].mean()),
                 len(members),
                 shown.opens[at],
                 path in shown.opened,
@@ -160,6 +164,15 @@ def graph(
 
 def _span(values: np.ndarray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
+
+
+@stored
+def _idle(report: Report) -> np.ndarray:
+    """The share of each IPU's cycles that it waits, 0..1 (0 without a run); 0 for no IPU, last."""
+    if not len(report.runs):
+        return np.zeros(report.target.num_ipus + 1)
+    cycles = report.cycle_proportions()
+    return np.append(cycles["idle"] / cycles["total"].clip(lower=1), 0.0)
 
 
 @stored

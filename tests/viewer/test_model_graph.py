@@ -55,6 +55,24 @@ def test_an_opened_node_has_its_parts(report: Report) -> None:
     assert again == model_graph.graph(report)
 
 
+def test_an_update_has_its_operators_and_waiting_is_that_of_the_ipus(report: Report) -> None:
+    ops = analysis.operators(report)
+    graph = model_graph.graph(report, [("B1",)], "update")
+    own = ops[(ops["direction"] == "update") & (ops["block"] == 0)]
+    assert graph.nodes[0].cycles == own["total_cycles"].sum() > 0
+    table = report.cycle_proportions()
+    shares = (table["idle"] / table["total"]).tolist()
+    of_block = [shares[ipu] for ipu in report.blocks["ipu"]]
+    graph = model_graph.graph(report)
+    assert [one.waiting for one in graph.nodes] == pytest.approx(of_block)
+    drawn = figures.elements(report, graph, None, "waiting", LIGHT)[0]
+    nodes = [one["data"] for one in drawn if "path" in one["data"]]
+    labels = [f"{share:.0%} waiting" for share in of_block]
+    assert [one["label"].rpartition("\n")[2] for one in nodes] == labels
+    least, most = (of_block.index(one) for one in (min(of_block), max(of_block)))
+    assert nodes[least]["colour"] != nodes[most]["colour"]
+
+
 def test_equal_blocks_are_one_and_repeats_are_found() -> None:
     assert model_graph._repeats(["a", "b", "b", "b", "c"], 1) == (1, 3)
     assert model_graph._repeats(["a", "b", "a", "b", "a", "b", "c"], 0) == (2, 3)

@@ -125,7 +125,7 @@ def elements(
         above = position.get(one.path[:-1])
         data = {
             "id": f"n{at}",
-            "label": _label(one, of),
+            "label": _label(one, of, colour),
             "path": flame.id_of(one.path),
             "opens": one.opens,
             "colour": fills[at],
@@ -183,17 +183,19 @@ def _fills(nodes: Sequence[Node], stages: Sequence[tuple[int, int]], colour: str
     if colour == "stage":
         share = np.array([first % _HUES / (_HUES - 1) for first, _ in stages])
     else:
-        values = np.array([float(getattr(one, colour, 0)) / one.count for one in nodes])
-        share = values / max(1.0, values.max(initial=0))
+        each = [1 if colour == "waiting" else one.count for one in nodes]
+        values = np.array([float(getattr(one, colour, 0)) for one in nodes]) / each
+        share = values / (values.max(initial=0) or 1.0)
     names = sample_colorscale("Viridis", (0.15 + 0.8 * share).tolist(), colortype="tuple")
     return ["#" + "".join(f"{round(255 * part):02x}" for part in one) for one in names]
 
 
-def _label(one: Node, stages: tuple[int, int]) -> str:
+def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
     name = one.path[-1] + (f" × {one.count}" if one.count > 1 else "")
     first, last = stages
     where = f"stage {first}" if first == last else f"stages {first} to {last}"
-    return f"{name}\n{where}\n{units.cycles(one.cycles)} cycles"
+    cost = f"{units.cycles(one.cycles)} cycles"
+    return f"{name}\n{where}\n{f'{one.waiting:.0%} waiting' if colour == 'waiting' else cost}"
 
 
 def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:

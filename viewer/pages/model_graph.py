@@ -27,11 +27,12 @@ from ipuscope.viewer.profiles import Profiles
 SplitOf = Callable[[Any, Any], tuple[Any, Assignment, Any]]
 cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
-COLOURS = (("stage", "stage"), ("cycles", "cycles"), ("bytes", "bytes"))
+COLOURS = tuple((one, one) for one in ("stage", "cycles", "bytes", "waiting"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
 _LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
-_FOR = tuple((one.value, one.value) for one in (Direction.FORWARD, Direction.BACKWARD))
+_WAYS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
+_FOR = tuple((one.value, one.value) for one in _WAYS)
 _MANY = 60  # Blocks: beyond so many, equal ones are grouped at first
 _MOST_OPENED = 40
 
