@@ -23,6 +23,7 @@ from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
 from ipu_exec.options import Options
 from ipu_exec.placement_file import load_proposal
+from ipuscope.planner.costs.without_blocks import block_line, whole_modules
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.timeline import closed_forms
 
@@ -148,23 +149,10 @@ def _has_layers(module: torch.nn.Module) -> bool:
 
 
 def _first_operators(graph: Graph) -> dict[str, int]:
-    """The first forward operator of each module that runs once without interruption.
-
-    A module that is called again would begin its Block again, after others.
-    """
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    returning: set[str] = set()
+    """The first forward operator of each module that runs once without interruption."""
     forward = [op for op in graph.ops if op.direction == Direction.FORWARD]
-    for at, op in enumerate(forward):
-        path = ""
-        for label in op.module.replace("/", ".").split("."):
-            path = f"{path}.{label}" if path else label
-            if last.setdefault(path, at) < at - 1:
-                returning.add(path)
-            first.setdefault(path, op.id)
-            last[path] = at
-    return {path: at for path, at in first.items() if path not in returning}
+    whole = whole_modules(op.module for op in forward)
+    return {path: forward[at].id for path, at in whole.items()}
 
 
 def _cut(
@@ -208,7 +196,7 @@ def script_lines(
     ``micro_batches``: the accumulation (device iterations).
     """
     for name, ipu in zip(blocks, ipus, strict=True):
-        yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'
+        yield block_line(name, ipu)
     if list(ipus) != sorted(ipus):  # a stage that returns to an IPU is one of its own
         yield (
             "options.setExecutionStrategy("
@@ -216,11 +204,3 @@ def script_lines(
         )
     method = "Training.gradientAccumulation" if training else "deviceIterations"
     yield f"options.{method}({micro_batches})"
-
-
-def _expression(name: str) -> str:
-    """``model.layers[3]`` for "layers.3"."""
-    labels = name.split(".")
-    if not all(label.isidentifier() or label.isdecimal() for label in labels):
-        return f'model.get_submodule("{name}")'
-    return "model" + "".join(f"[{n}]" if n.isdecimal() else f".{n}" for n in labels)

@@ -134,3 +134,28 @@ class Cuts:
                 low, high = sorted((one.blocks[0], one.blocks[-1]))
                 way[low:high] += one.nbytes
         return spared
+
+
+def even_runs(work: np.ndarray, count: int) -> tuple[int, ...]:
+    """Where ``count`` runs of Blocks begin whose longest is as short as possible. Exact.
+
+    ``work``: cycles of each Block. ValueError if there are fewer Blocks than runs.
+    """
+    if count > len(work):
+        raise ValueError(f"{count} stages need as many Blocks; the model has {len(work)}")
+
+    def begins(most: int) -> list[int]:
+        starts, spent = [0], 0
+        for at, cycles in enumerate(work.tolist()):
+            needed = len(work) - at == count - len(starts)
+            if at and (spent + cycles > most or needed):
+                starts.append(at)
+                spent = 0
+            spent += cycles
+        return starts
+
+    low, high = int(work.max()), int(work.sum())
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(begins(middle)) <= count else (middle + 1, high)
+    return tuple(begins(low))

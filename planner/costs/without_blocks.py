@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ipuscope.planner.costs.cuts import even_runs
+from ipuscope.profiler.analysis.operators import executed_ops
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.reader import Reader
@@ -18,6 +21,7 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 
 NAME = "model"  # of the Block
+_MOST = 4  # Blocks that are proposed, one an IPU
 
 
 def with_a_block(report: Report) -> Report:
@@ -27,6 +31,67 @@ def with_a_block(report: Report) -> Report:
     if len(report.stages) != 1:
         raise ValueError(f"{report.path} has no Blocks, and {len(report.stages)} stages")
     return report.once("with one Block", lambda: _OneBlock(report.path))
+
+
+def whole_modules(modules: Iterable[str]) -> dict[str, int]:
+    """The first operator of each module that runs once without interruption, and of those around.
+
+    ``modules`` of the forward operators, in order. A module that is called again would begin its
+    Block again, after others.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    returning: set[str] = set()
+    for at, module in enumerate(modules):
+        path = ""
+        for label in module.replace("/", ".").split("."):
+            path = f"{path}.{label}" if path else label
+            if last.setdefault(path, at) < at - 1:
+                returning.add(path)
+            first.setdefault(path, at)
+            last[path] = at
+    return {path: at for path, at in first.items() if path not in returning}
+
+
+@stored
+def blocks_to_begin(report: Report) -> tuple[str, ...]:
+    """The modules at which four (or two) Blocks of about equal cycles could begin, in order.
+
+    They begin at layers (up to the first number in a path, or its first name) and what runs first,
+    or at any module where these are too few; the longest is as short as that allows (`even_runs`).
+    None for a model with Blocks, without a schedule, imported, or with fewer than two such modules.
+    """
+    if len(report.blocks) or report.imported or not len(report.runs):
+        return ()
+    ops = report.ops[["module", "direction"]]
+    modules = ops.loc[ops["direction"] == Direction.FORWARD, "module"].tolist()
+    whole = {name: at for name, at in whole_modules(modules).items() if name}
+    first = min(whole, key=whole.__getitem__, default="")
+    layers = {name: whole[name] for name in (first, *map(_layer, modules)) if name in whole}
+    named = layers if len({*layers.values()}) >= _MOST else whole
+    begins = {named[name]: name for name in sorted(named, key=len, reverse=True)}
+    if len(begins) < 2:
+        return ()
+    spent = executed_ops(report)["total_cycles"].groupby(ops["module"]).sum().to_dict()
+    cycles = [spent.pop(module, 0) for module in modules]  # of the backward, too
+    at = sorted(begins)
+    starts = even_runs(np.add.reduceat(cycles, at), min(_MOST, 1 << (len(at).bit_length() - 1)))
+    return tuple(begins[at[one]] for one in starts)
+
+
+def _layer(module: str) -> str:
+    labels = module.replace("/", ".").split(".")
+    numbers = (at + 1 for at, label in enumerate(labels) if label.isdecimal())
+    return ".".join(labels[: next(numbers, 1)])
+
+
+def block_line(name: str, ipu: int) -> str:
+    """The line that begins a Block at a module: ``model.layers[3]`` for "layers.3"."""
+    labels = name.split(".")
+    module = "model" + "".join(f"[{n}]" if n.isdecimal() else f".{n}" for n in labels)
+    if not all(label.isidentifier() or label.isdecimal() for label in labels):
+        module = f'model.get_submodule("{name}")'
+    return f'poptorch.BeginBlock({module}, "{name}", ipu_id={ipu})'
 
 
 class _Reader(Reader):
@@ -47,12 +112,10 @@ class _Reader(Reader):
             return {name: self._block[name] for name in wanted}
         if "block" not in wanted or record not in (records.Op, records.Variable):
             return super().some(record, wanted, rows)
-        columns = super().some(record, {*wanted, "op"} & self._names_of(record), rows)
+        names = {column.name for column in schema.columns(record)}
+        columns = super().some(record, {*wanted, "op"} & names, rows)
         columns |= self._blocks_of(record, columns)
         return {name: columns[name] for name in wanted}
-
-    def _names_of(self, record: type[Any]) -> set[str]:
-        return {column.name for column in schema.columns(record)}
 
     def _blocks_of(self, record: type[Any], columns: dict[str, np.ndarray]) -> dict[str, Any]:
         """The Blocks of operators and variables; nothing for other tables."""

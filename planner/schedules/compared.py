@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ipuscope.planner.costs.cuts import even_runs
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import stash_bytes
 from ipuscope.planner.costs.weight_gradients import weight_gradient_cycles
@@ -122,31 +123,6 @@ def _copies(costs: Costs, assignment: Assignment, nbytes: np.ndarray, way: int) 
         moving = machine.hop_latency(here, there) + size / machine.link_rate(here, there)
         cycles[k] = int(np.ceil(moving)) if size else 0
     return tuple(cycles)
-
-
-def even_runs(work: np.ndarray, count: int) -> tuple[int, ...]:
-    """Where ``count`` runs of Blocks begin whose longest is as short as possible. Exact.
-
-    ``work``: cycles of each Block. ValueError if there are fewer Blocks than runs.
-    """
-    if count > len(work):
-        raise ValueError(f"{count} stages need as many Blocks; the model has {len(work)}")
-
-    def begins(most: int) -> list[int]:
-        starts, spent = [0], 0
-        for at, cycles in enumerate(work.tolist()):
-            needed = len(work) - at == count - len(starts)
-            if at and (spent + cycles > most or needed):
-                starts.append(at)
-                spent = 0
-            spent += cycles
-        return starts
-
-    low, high = int(work.max()), int(work.sum())
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(begins(middle)) <= count else (middle + 1, high)
-    return tuple(begins(low))
 
 
 def compared(

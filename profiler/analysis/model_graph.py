@@ -7,6 +7,7 @@ their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -139,9 +140,7 @@ def graph(
     shown = _Shown(paths, frozenset(opened))
     blocks, stages, ipus = (ops[name].to_numpy() for name in ("block", "stage", "ipu"))
     idle = _idle(report)
-    copies: dict[str, int] = {}
-    for name in like.values():
-        copies[name] = copies.get(name, 0) + 1
+    copies = Counter(like.values())
     nodes = []
     for at, (path, members) in enumerate(zip(shown.paths, shown.members, strict=True)):
         nodes.append(

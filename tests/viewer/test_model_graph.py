@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import ipu_exec
+from ipuscope.planner.costs import without_blocks
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import model_graph
@@ -17,6 +20,9 @@ from ipuscope.reports.cli import main
 from ipuscope.viewer.figures import model_graph as figures
 from ipuscope.viewer.figures.theme import LIGHT
 from ipuscope.viewer.pages import model_graph as page
+from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.profiles import Profiles
+from tests.compiling import compiled
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +77,46 @@ def test_an_update_has_its_operators_and_waiting_is_that_of_the_ipus(report: Rep
     assert [one["label"].rpartition("\n")[2] for one in nodes] == labels
     least, most = (of_block.index(one) for one in (min(of_block), max(of_block)))
     assert nodes[least]["colour"] != nodes[most]["colour"]
+
+
+class _Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(32, 16)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(6))
+        self.head = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x).square().mean()
+
+
+def test_a_model_without_blocks_is_told_where_they_could_begin(tmp_path: Path) -> None:
+    """The lines, written into the script, make that many stages of like cycles."""
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    options = ipu_exec.Options().enableProfiling(tmp_path / "one")
+    compiled(_Layers(), tokens, options=options)
+    report = open_report(tmp_path / "one" / "training")
+    begins = without_blocks.blocks_to_begin(report)
+    assert len(begins) == 4 and begins[0] == "embed" and begins[1].startswith("layers.")
+    shown = str(page.card(View(Profiles([report]), "rebalance", {}, LIGHT), borders=False))
+    model = _Layers()
+    for ipu, name in enumerate(begins):
+        line = without_blocks.block_line(name, ipu)
+        assert line in shown
+        exec(line, {"poptorch": ipu_exec, "model": model})
+    options = ipu_exec.Options().enableProfiling(tmp_path / "four")
+    options.Training.gradientAccumulation(8)
+    compiled(model, tokens.repeat(8, 1), options=options)
+    split = open_report(tmp_path / "four" / "training")
+    assert split.blocks["name"].tolist() == [*begins] and len(split.stages) == 4
+    assert without_blocks.blocks_to_begin(split) == ()
+    graph = model_graph.graph(report, [("embed",)])
+    drawn = figures.elements(report, graph, None, "stage", LIGHT)[0]
+    bold = {n["data"]["label"].split("\n")[0] for n in drawn if "begins" in n.get("classes", "")}
+    assert bold == {*begins}
 
 
 def test_equal_blocks_are_one_and_repeats_are_found() -> None:

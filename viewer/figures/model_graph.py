@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from plotly.colors import sample_colorscale
 
+from ipuscope.planner.costs.without_blocks import blocks_to_begin
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
@@ -26,7 +27,6 @@ _MOST_STATIC = 60  # nodes of a figure
 _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
-_DASHES = {"tied": "dash"}
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -71,7 +71,11 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
     shapes, notes = [], []
     for a, b, one in edges:
         colour, thick = (theme.accent, 4) if one["classes"] == "copy" else (theme.muted, 1)
-        line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
+        line = {
+            "color": colour,
+            "width": thick,
+            "dash": {"tied": "dash"}.get(one["classes"], "solid"),
+        }
         side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
         (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
         bend = 0.4 * side
@@ -119,7 +123,7 @@ def elements(
     nodes = graph.nodes[:_MOST_NODES]
     stages = [_stages(one, stage_of) for one in nodes]
     position = {one.path: at for at, one in enumerate(nodes)}
-    fills = _fills(nodes, stages, colour)
+    fills, begins = _fills(nodes, stages, colour), blocks_to_begin(report)
     made = []
     for at, (one, of) in enumerate(zip(nodes, stages, strict=True)):
         above = position.get(one.path[:-1])
@@ -132,7 +136,10 @@ def elements(
             "text": text_on(fills[at]),
             **({"parent": f"n{above}"} if above is not None else {}),
         }
-        made.append({"data": data, "classes": "opened" if one.opened and one.opens else ""})
+        kinds = ["opened"] * (one.opened and one.opens) + ["begins"] * (
+            ".".join(one.path) in begins
+        )
+        made.append({"data": data, "classes": " ".join(kinds)})
     moved, copies = _moved(report), 0
     small = _small(graph)
     hidden = small if len(small) > _MOST_PALE else set()
@@ -149,11 +156,9 @@ def elements(
             "label": _edge_label(edge, across, moved),
             "before": nodes[edge.target].blocks[0],
         }
-        if at in small:
-            data["label"] = ""
-            made.append({"data": data, "classes": "small"})
-            continue
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
+        if at in small:
+            data["label"], kind = "", "small"
         made.append({"data": data, "classes": kind})
     edges = units.count(copies, "edge")
     summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
@@ -233,6 +238,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
         f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
         f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
         f"target-arrow-color: {theme.muted}",
+        ".begins": f"border-width: 4; border-color: {theme.accent}",
         ".small": "opacity: 0.25",
         ".copy": f"width: 5; line-color: {theme.accent}; target-arrow-color: {theme.accent}",
         ".tied": "line-style: dashed; target-arrow-shape: none",

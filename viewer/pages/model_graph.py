@@ -12,12 +12,12 @@ from typing import Any
 import dash_cytoscape as cyto
 from dash import ALL, Dash, Input, Output, ctx, html, no_update
 
+from ipuscope.planner.costs.without_blocks import block_line, blocks_to_begin
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Graph
-from ipuscope.profiler.enums import Direction
 from ipuscope.viewer.figures import flame
 from ipuscope.viewer.figures.model_graph import HIGHEST, elements, height
 from ipuscope.viewer.pages import common, refused
@@ -31,8 +31,7 @@ COLOURS = tuple((one, one) for one in ("stage", "cycles", "bytes", "waiting"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
 _LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
-_WAYS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
-_FOR = tuple((one.value, one.value) for one in _WAYS)
+_FOR = tuple((one, one) for one in ("forward", "backward", "update"))
 _MANY = 60  # Blocks: beyond so many, equal ones are grouped at first
 _MOST_OPENED = 40
 
@@ -41,16 +40,17 @@ def card(view: View, borders: bool = True) -> Any:
     """The card; callbacks fill it (`elements`). ``borders``: borders of stages may move."""
     moves = ", an edge between Blocks to move the nearest border of a stage there" * borders
     many = len(view.report.blocks) > _MANY
+    proposed = [block_line(name, ipu) for ipu, name in enumerate(blocks_to_begin(view.report))]
+    of_about = f"{len(proposed)} Blocks of about equal cycles could begin at these modules:"
+    where = [html.P(of_about), common.statements(proposed)] if proposed else []
     both = (("each", "each"), ("together", "together"))
     return common.card(
         "The model",
         html.Div(
             [
-                *_listed(common.switch(view, "for", "for", _FOR, _FOR[0][0])),
-                *_listed(
-                    common.switch(view, "layers", "layers", both, both[many][0]),
-                ),
-                *_listed(common.switch(view, "colour", "colour", COLOURS, "stage")),
+                common.switch(view, "for", "for", _FOR, _FOR[0][0]),
+                common.switch(view, "layers", "layers", both, both[many][0]),
+                common.switch(view, "colour", "colour", COLOURS, "stage"),
                 common.hidden(view, "open", check=_no_group(view.report)),
             ],
             className="controls",
@@ -71,6 +71,7 @@ def card(view: View, borders: bool = True) -> Any:
             **_NAMED,
         ),
         common.filled("model-graph-said"),
+        *where,
         note=f"Click a node to open it{moves}. Thick: between IPUs; dashed: a tied weight; pale:"
         " under 1% of the largest.",
     )
@@ -123,10 +124,6 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         graph = profiles.made(report, key, lambda: shown(report, direction, layers, there))
         drawn = elements(report, graph, split, str(colour), common.theme_of(where))
         return drawn[0], {"height": f"{height(graph)}px", "overflow": "hidden"}, *drawn[1:]
-
-
-def _listed(one: Any) -> list[Any]:
-    return one if isinstance(one, list) else [one]
 
 
 def _no_group(report: Report) -> refused.Check:
