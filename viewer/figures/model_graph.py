@@ -27,6 +27,7 @@ _MOST_STATIC = 60  # nodes of a figure
 _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
+_DASHES = {"tied": "dash"}
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -71,11 +72,7 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
     shapes, notes = [], []
     for a, b, one in edges:
         colour, thick = (theme.accent, 4) if one["classes"] == "copy" else (theme.muted, 1)
-        line = {
-            "color": colour,
-            "width": thick,
-            "dash": {"tied": "dash"}.get(one["classes"], "solid"),
-        }
+        line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
         side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
         (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
         bend = 0.4 * side
@@ -136,10 +133,8 @@ def elements(
             "text": text_on(fills[at]),
             **({"parent": f"n{above}"} if above is not None else {}),
         }
-        kinds = ["opened"] * (one.opened and one.opens) + ["begins"] * (
-            ".".join(one.path) in begins
-        )
-        made.append({"data": data, "classes": " ".join(kinds)})
+        kind = "begins " * (".".join(one.path) in begins) + "opened" * (one.opened and one.opens)
+        made.append({"data": data, "classes": kind})
     moved, copies = _moved(report), 0
     small = _small(graph)
     hidden = small if len(small) > _MOST_PALE else set()
