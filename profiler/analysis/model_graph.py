@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,9 +36,8 @@ class Node:
     ``path``: its names from the root; ``count``: equal groups that it stands for, itself the first;
     ``blocks`` and ``stages`` of its operators in the profile, least and most (-1: none); ``cycles``
     of a weight update in the graph's direction, ``operators`` and ``bytes`` (of their outputs, live
-    at the IPUs' fullest steps) of all groups; ``waiting``: the share of their run, 0..1, that the
-    IPUs of these wait (mean; `Report.cycle_proportions`); ``opens``: whether it has parts,
-    ``opened``: whether they are shown.
+    at the IPUs' fullest steps) of all groups, ``ipus`` of these; ``opens``: whether it has parts,
+    ``opened``: whether they are shown; ``waiting``: by `with_waiting`.
     """
 
     path: Path
@@ -47,10 +46,11 @@ class Node:
     stages: tuple[int, int]
     cycles: int
     bytes: int
-    waiting: float
     operators: int
+    ipus: tuple[int, ...]
     opens: bool
     opened: bool
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ def graph(
     took, nbytes = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
     shown = _Shown(paths, frozenset(opened))
     blocks, stages, ipus = (ops[name].to_numpy() for name in ("block", "stage", "ipu"))
-    idle = _idle(report)
     copies = Counter(like.values())
     nodes = []
     for at, (path, members) in enumerate(zip(shown.paths, shown.members, strict=True)):
@@ -151,8 +150,8 @@ def graph(
                 _span(stages[members]),
                 int(took[members].sum()),
                 int(nbytes[members].sum()),
-                float(idle[np.unique(ipus[members])].mean()),
                 len(members),
+                tuple(np.unique(ipus[members]).tolist()),
                 shown.opens[at],
                 path in shown.opened,
             )
@@ -165,13 +164,16 @@ def _span(values: np.ndarray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
-@stored
-def _idle(report: Report) -> np.ndarray:
-    """The share of each IPU's cycles that it waits, 0..1 (0 without a run); 0 for no IPU, last."""
+def with_waiting(report: Report, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes with the share of the run, 0..1, that their IPUs wait: the mean, 0 without a run.
+
+    By `Report.cycle_proportions`; an operator of no IPU does not wait.
+    """
     if not len(report.runs):
-        return np.zeros(report.target.num_ipus + 1)
+        return list(nodes)
     cycles = report.cycle_proportions()
-    return np.append(cycles["idle"] / cycles["total"].clip(lower=1), 0.0)
+    idle = np.append(cycles["idle"] / cycles["total"].clip(lower=1), 0.0)
+    return [replace(one, waiting=float(idle[list(one.ipus)].mean())) for one in nodes]
 
 
 @stored

@@ -70,7 +70,8 @@ def test_an_update_has_its_operators_and_waiting_is_that_of_the_ipus(report: Rep
     shares = (table["idle"] / table["total"]).tolist()
     of_block = [shares[ipu] for ipu in report.blocks["ipu"]]
     graph = model_graph.graph(report)
-    assert [one.waiting for one in graph.nodes] == pytest.approx(of_block)
+    waits = [one.waiting for one in model_graph.with_waiting(report, graph.nodes)]
+    assert waits == pytest.approx(of_block)
     drawn = figures.elements(report, graph, None, "waiting", LIGHT)[0]
     nodes = [one["data"] for one in drawn if "path" in one["data"]]
     labels = [f"{share:.0%} waiting" for share in of_block]

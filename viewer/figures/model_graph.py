@@ -117,7 +117,9 @@ def elements(
     stage_of = None if split is None else split.stage_of(len(report.blocks))
     profiled = dict(zip(report.stages["stage"], report.stages["ipu"], strict=True))
     ipu_of = profiled if split is None else dict(enumerate(split.ipus))
-    nodes = graph.nodes[:_MOST_NODES]
+    nodes: Sequence[Node] = graph.nodes[:_MOST_NODES]
+    if colour == "waiting":
+        nodes = model_graph.with_waiting(report, nodes)
     stages = [_stages(one, stage_of) for one in nodes]
     position = {one.path: at for at, one in enumerate(nodes)}
     fills, begins = _fills(nodes, stages, colour), blocks_to_begin(report)
