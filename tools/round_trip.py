@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.profiled_split import profiled_split
+from ipuscope.planner.predict.what_if import profiled_split
 from ipuscope.profiler import Report, open_report, pva
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva.import_profile import import_profile
