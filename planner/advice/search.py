@@ -39,7 +39,6 @@ from ipuscope.profiler.timeline import closed_forms
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
 _DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
-_CODE = "its code was too large: only a compile tells what it is then"
 _FEW_STAGES = 16  # with more, no other split is searched
 _ROUNDS = 3  # settings for a split, then a split for the settings
 
@@ -105,7 +104,7 @@ def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
-    single = _best_of_each([one for one in alone if _gains(one, now)])
+    single = _best_of_each(basis, [one for one in alone if _gains(one, now)])
     best = _together(basis, allowed, single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
@@ -153,20 +152,30 @@ def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
 def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
-    if worst.answer is Answer.CLOSE and worst.of_code:
-        return f"IPU {worst.ipu}: {_CODE}"
+    if _has_open_code(ipus):
+        return f"IPU {worst.ipu}: its code did not fit: compile to know"
     if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
         return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
     return summary(ipus)
+
+
+def _has_open_code(ipus: Sequence[Verdict]) -> bool:
+    """Whether code was too large, and what it is with other operators only a compile tells."""
+    worst = min(ipus, key=lambda one: one.free)
+    return worst.answer is Answer.CLOSE and worst.of_code
 
 
 def _gains(advice: Advice, now: float) -> bool:
     return not advice.problems and advice.samples_per_second > now * (1 + LEAST_GAIN)
 
 
-def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
-    """The best setting of each lever, most samples a second first."""
-    ranked = sorted(advices, key=lambda one: (_CODE in one.memory, -one.samples_per_second))
+def _best_of_each(basis: Basis, advices: Sequence[Advice]) -> list[Advice]:
+    """The best setting of each lever, most samples a second first, with open code last."""
+
+    def last(one: Advice) -> tuple[bool, float]:
+        return _has_open_code(basis.memory_with(one.levers)), -one.samples_per_second
+
+    ranked = sorted(advices, key=last)
     best: dict[tuple[str, ...], Advice] = {}
     for advice in ranked:
         best.setdefault(advice.levers.pulled, advice)

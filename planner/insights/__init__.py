@@ -39,18 +39,25 @@ def insights(report: Report) -> list[Insight]:
         return []
     basis = _basis(report)
     findings: list[Insight] = [*overflow(report, basis)]
-    path = critical_path(report) if analysis.pace(report).cycles else None
-    if path is not None:
-        findings += _cycle_findings(report, basis, path)
+    if analysis.pace(report).cycles:
+        path = critical_path(report)
+        findings += [_with_line(report, path, one) for one in _cycle_findings(report, basis, path)]
     splits = basis is not None and basis.can_split
     findings += memory(report, basis.costs if basis is not None and splits else None)
-    findings = [with_line(report, path, one) for one in (*findings, *no_blocks(report))]
+    findings += no_blocks(report)
     return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:
     """Share (0..1) of the critical path's cycles that the findings account for."""
     return accounted(critical_path(report), [one.waits for one in findings if one.waits])
+
+
+def _with_line(report: Report, path: pd.DataFrame, one: Insight) -> Insight:
+    waits = one.waits
+    if waits is None:
+        return one
+    return with_line(report, one, lambda: path.loc[waits.of(path), ["op", "cycles"]])
 
 
 def _basis(report: Report) -> Basis | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ipuscope.planner.levers.waits import Waits
-from ipuscope.profiler.analysis import held_at_peak
 from ipuscope.profiler.units import sentence, size
 
 if TYPE_CHECKING:
@@ -69,23 +67,16 @@ class Insight:
         return f"{sentence(self.action)}{':' if self.code else '.'}"
 
 
-def with_line(report: Report, path: pd.DataFrame | None, one: Insight) -> Insight:
-    """The finding with the line whose operators have most of its cycles of the path.
+def with_line(report: Report, one: Insight, most: Callable[[], pd.DataFrame]) -> Insight:
+    """The finding with the line whose operators have most of it; as it is if it changes options.
 
-    Without cycles: with that of the largest variable on the fullest tile of its IPU. As it is if
-    options are what to change, not the model.
+    ``most``: operators (``op``, -1: none) and, in the next column, their cycles or bytes.
     """
     if one.code or (one.change and "starts" not in one.change):
         return one
-    there = re.match(r"/memory\?ipu=(\d+)&tile=", one.where)
-    if one.waits is not None and path is not None:
-        most = path.loc[one.waits.of(path) & (path["op"] >= 0).to_numpy(), ["op", "cycles"]]
-    elif there is not None:
-        live = held_at_peak(report, int(there[1]))
-        most = live.loc[live["op"] >= 0, ["op", "bytes"]].head(1)
-    else:
-        return one
-    places = report.ops.loc[most["op"], ["file", "line"]].assign(size=most.iloc[:, 1].to_numpy())
+    rows = most()
+    rows = rows[rows["op"] >= 0]
+    places = report.ops.loc[rows["op"], ["file", "line"]].assign(size=rows.iloc[:, 1].to_numpy())
     sums = places[places["file"] != ""].groupby(["file", "line"])["size"].sum()
     if not len(sums):
         return one

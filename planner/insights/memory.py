@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ipuscope.planner.advice.relief import in_words, relief_on, way_to_fit
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.insights.finding import Insight, with_line
 from ipuscope.planner.levers.levers import LEAST_SHARDED, Basis, large_enough
 from ipuscope.planner.levers.script_lines import location_line
 from ipuscope.planner.predict.what_if import Assignment, memory_of_ipu, what_if
@@ -41,18 +41,27 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
             action = "what frees most of that tile, and what asks for it"
         elif ways:
             action, ways = ways[0], ()
-        findings.append(
-            Insight(
-                f"IPU {over.ipu} overflows: {what}",
-                f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
-                f" {over.contents.in_words()}.",
-                action,
-                f"/memory?ipu={over.ipu}&tile={over.tile}",
-                gain_bytes=over.bytes_over,
-                code=ways,
-            )
+        finding = Insight(
+            f"IPU {over.ipu} overflows: {what}",
+            f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
+            f" {over.contents.in_words()}.",
+            action,
+            f"/memory?ipu={over.ipu}&tile={over.tile}",
+            gain_bytes=over.bytes_over,
+            code=ways,
         )
+        findings.append(_with_line(report, over.ipu, finding))
     return findings
+
+
+def _with_line(report: Report, ipu: int, one: Insight) -> Insight:
+    """The finding with the line of the largest variable on the IPU's fullest tile."""
+
+    def largest() -> pd.DataFrame:
+        live = analysis.held_at_peak(report, ipu)
+        return live.loc[live["op"] >= 0, ["op", "bytes"]].head(1)
+
+    return with_line(report, one, largest)
 
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
@@ -72,19 +81,15 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
     ipu = int(fullest.argmax())
     free = limit - int(fullest[ipu])
     roomy = fullest[ipu] < _ROOMY * limit
-    findings = [
-        Insight(
-            f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{units.size(free)} of it is free."
-            + (" A micro-batch may grow until it is full." if roomy else ""),
-            (
-                "A larger micro-batch uses the tiles better"
-                if roomy
-                else "Little room is left for more: ipu-report advise says what fits"
-            ),
-            f"/memory?ipu={ipu}" + ("" if roomy else f"&tile={analysis.fullest(report, ipu)}"),
-        )
-    ]
+    title = f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full"
+    room, where = f"{units.size(free)} of it is free.", f"/memory?ipu={ipu}"
+    if roomy:
+        room += " A micro-batch may grow until it is full."
+        findings = [Insight(title, room, "A larger micro-batch uses the tiles better", where)]
+    else:
+        where += f"&tile={analysis.fullest(report, ipu)}"
+        little = "Little room is left for more: ipu-report advise says what fits"
+        findings = [_with_line(report, ipu, Insight(title, room, little, where))]
     live = report.memory(ipu)
     state = live[live["role"] == Role.OPTIMISER_STATE]
     size = int(state["max_tile_bytes"].sum())

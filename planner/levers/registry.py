@@ -224,7 +224,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: f"options.replicationFactor({value})",
             lambda basis, value: (
                 f"the IPUs have {units.count(basis.replicas, 'replica')} of the model",
-                f"With {value}, and as many samples, its pipelines have another length.",
+                f"With {value} and as many samples, each has a pipeline of another length.",
                 Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
             ),
         ),

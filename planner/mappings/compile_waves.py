@@ -133,7 +133,7 @@ def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key
         why = (
             "there was no time for them"
             if state.stopped
-            else "nothing fits that takes less of a tile"
+            else "no setting that needs less memory fits"
             if state.best is None
             else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
             " --micro-batches and --proportions try what they name"

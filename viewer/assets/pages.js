@@ -94,17 +94,17 @@ window.dash_clientside.pages = {
   // Marks the part that is drawn on the overview: a shape, without drawing its curve again.
   markOverview: function (drawn, figure) {
     const mark = (again) => {
-        const plot = document.querySelector('#timeline-overview .js-plotly-plot');
-        if (!plot || !plot.layout || !plot.layout.meta) {
-            if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
-            return;
-        }
-        const scale = plot.layout.meta.scale;
-        const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
-        const shapes = drawn && drawn.length ? [{ ...whole,
-            x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
-            line: { width: 1, color: '#808a96' } }] : [];
-        window.Plotly.relayout(plot, { shapes, selections: [] });
+      const plot = document.querySelector('#timeline-overview .js-plotly-plot');
+      if (!plot || !plot.layout || !plot.layout.meta) {
+        if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
+        return;
+      }
+      const scale = plot.layout.meta.scale;
+      const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
+      const shapes = drawn && drawn.length ? [{ ...whole,
+        x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
+        line: { width: 1, color: '#808a96' } }] : [];
+      window.Plotly.relayout(plot, { shapes, selections: [] });
     };
     setTimeout(() => mark(40), 150);
     return drawn;
@@ -114,8 +114,8 @@ window.dash_clientside.pages = {
   theme: function (clicks) {
     const root = document.documentElement;
     if (clicks) {
-    root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-    try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* none */ }
+      root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
+      try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* none */ }
     }
     return {theme: root.dataset.theme};
   },

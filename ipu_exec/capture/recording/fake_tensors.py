@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_map
 
 from ipu_exec.base.optimiser_attributes import take_step
 
+# of PyTorch's cache of operators by shape, 2 kB each, which grows with every model of a process
+_MOST_ENTRIES = 4096
+
 # -- What differs between the releases of PyTorch that are supported (docs/versions.md) ---
 
 
@@ -77,10 +80,6 @@ def unlogged() -> Iterator[None]:
         yield
     finally:
         _TORCHS_LOG.disabled = was_off
-
-
-# of PyTorch's cache of operators by shape, 2 kB each, which grows with every model of a process
-_MOST_ENTRIES = 4096
 
 
 class FakeTensors:
