@@ -105,6 +105,8 @@ def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
         return {"error": "it needs more time or memory than a statement may have"}
 
 
-def _own_views() -> list[str]:
+def _own_views() -> dict[str, str]:
     """The documented views, put before any in the file with the same names."""
-    return [view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS]
+    return {
+        view.name: view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS
+    }
