@@ -8,11 +8,10 @@ from functools import reduce
 from itertools import combinations
 from math import ceil
 
-from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.levers.levers import Basis, memory_in_words
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers

@@ -350,7 +350,9 @@ class PhasedBasis(Basis):
 
     def fits(self, levers: Levers) -> bool:
         """Whether each IPU fits, or is too close to call."""
-        return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
+        answers = self.memory_with(levers)
+        fits = all(one.answer is not Answer.OVER for one in answers)
+        return fits and self._sure_enough(answers, levers)
 
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
