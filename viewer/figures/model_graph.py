@@ -17,6 +17,7 @@ from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
+from ipuscope.profiler.confidence import span
 from ipuscope.viewer.figures import flame, units
 from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.theme import Theme, text_on
@@ -28,6 +29,7 @@ _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
 _DASHES = {"tied": "dash"}
+COLOURS = ("stage", "cycles", "bytes", "waiting", "uncertainty")
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -53,10 +55,17 @@ def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
     return rank
 
 
-def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
-    """The model's Blocks or modules, equal ones together, coloured by cycles: a row a rank."""
+def static(
+    report: Report, theme: Theme, direction: str = "forward", colour: str = "cycles"
+) -> Drawing:
+    """The model's Blocks or modules, equal ones together: a row a rank. ValueError: no such colour.
+
+    ``colour``: of `COLOURS`.
+    """
+    if colour not in COLOURS:
+        raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
     graph = model_graph.graph(report, (), direction, together=True)
-    made = elements(report, graph, None, "cycles", theme)[0]
+    made, _, words = elements(report, graph, None, colour, theme)
     nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
     place = {one["id"]: at for at, one in enumerate(nodes)}
     edges = [
@@ -93,9 +102,11 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
         notes.append({"x": 0.5, "y": rank.max() + 0.4, "text": f"and {units.count(more, 'node')}"})
     hidden = {"visible": False, "fixedrange": True}
     rows = len(beside)
+    below = {"xref": "paper", "yref": "paper", "yanchor": "top", "font": {"color": theme.muted}}
+    notes.append({**below, "x": 0.5, "y": 0, "text": words.rpartition(". ")[2]})
     layout = theme.frame(
-        _PITCH * rows + 16,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        _PITCH * rows + 36,
+        margin={"l": 8, "r": 8, "t": 8, "b": 28},
         xaxis={**hidden, "range": [0, 1]},
         yaxis={**hidden, "range": [rows - 0.5, -0.5]},
         shapes=shapes,
@@ -164,7 +175,7 @@ def elements(
     if hidden:
         summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
     fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
-    return made, [*_styles(theme), *fixed], f"{summary}."
+    return made, [*_styles(theme), *fixed], f"{summary}. {_legend(nodes, colour)}"
 
 
 def _small(graph: Graph) -> set[int]:
@@ -185,11 +196,40 @@ def _fills(nodes: Sequence[Node], stages: Sequence[tuple[int, int]], colour: str
     if colour == "stage":
         share = np.array([first % _HUES / (_HUES - 1) for first, _ in stages])
     else:
-        each = [1 if colour == "waiting" else one.count for one in nodes]
-        values = np.array([float(getattr(one, colour, 0)) for one in nodes]) / each
+        values = _values(nodes, colour)
         share = values / (values.max(initial=0) or 1.0)
     names = sample_colorscale("Viridis", (0.15 + 0.8 * share).tolist(), colortype="tuple")
     return ["#" + "".join(f"{round(255 * part):02x}" for part in one) for one in names]
+
+
+def _values(nodes: Sequence[Node], colour: str) -> np.ndarray:
+    """What nodes are coloured by; of equal layers together, what each has."""
+    each = [one.count if colour in ("cycles", "bytes") else 1 for one in nodes]
+    return np.array([float(getattr(one, colour, 0)) for one in nodes]) / each
+
+
+def _legend(nodes: Sequence[Node], colour: str) -> str:
+    """What the colours mean, in words."""
+    if colour == "stage":
+        return f"Colour: the first stage, {_HUES} colours in turn."
+    values = _values(nodes, colour)
+    if not values.any():
+        what = {"uncertainty": "how far its cycles may be off", "waiting": "how long its IPUs wait"}
+        return (
+            f"No colour: {what.get(colour, f'what a node has of {colour}')} is not in this profile."
+        )
+    one = nodes[int(values.argmax())]
+    most = {
+        "cycles": f"{units.cycles(round(values.max()))} cycles",
+        "bytes": units.size(round(values.max())),
+        "waiting": f"{values.max():.0%} of the run",
+        "uncertainty": f"cycles that are off by {_off(one)}",
+    }
+    return f"Colour: dark is none, bright is {most[colour]} ({one.path[-1]})."
+
+
+def _off(one: Node) -> str:
+    return units.minus(span(one.low, one.high))
 
 
 def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
@@ -197,7 +237,9 @@ def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
     first, last = stages
     where = f"stage {first}" if first == last else f"stages {first} to {last}"
     cost = f"{units.cycles(one.cycles)} cycles"
-    return f"{name}\n{where}\n{f'{one.waiting:.0%} waiting' if colour == 'waiting' else cost}"
+    shown = {"waiting": f"{one.waiting:.0%} waiting", "bytes": units.size(one.bytes)}
+    shown["uncertainty"] = _off(one) or cost
+    return f"{name}\n{where}\n{shown.get(colour, cost)}"
 
 
 def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:

@@ -19,7 +19,7 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Graph
 from ipuscope.viewer.figures import flame
-from ipuscope.viewer.figures.model_graph import HIGHEST, elements, height
+from ipuscope.viewer.figures.model_graph import COLOURS, HIGHEST, elements, height
 from ipuscope.viewer.pages import common, refused
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
@@ -27,7 +27,6 @@ from ipuscope.viewer.profiles import Profiles
 SplitOf = Callable[[Any, Any], tuple[Any, Assignment, Any]]
 cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
-COLOURS = tuple((one, one) for one in ("stage", "cycles", "bytes", "waiting"))
 _NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
 _LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
@@ -50,7 +49,9 @@ def card(view: View, borders: bool = True) -> Any:
             [
                 common.switch(view, "for", "for", _FOR, _FOR[0][0]),
                 common.switch(view, "layers", "layers", both, both[many][0]),
-                common.switch(view, "colour", "colour", COLOURS, "stage"),
+                common.switch(
+                    view, "colour", "colour", [(one, one) for one in COLOURS], COLOURS[0]
+                ),
                 common.hidden(view, "open", check=_no_group(view.report)),
             ],
             className="controls",
