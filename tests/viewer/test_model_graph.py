@@ -108,7 +108,7 @@ def test_uncertainty_is_the_same_in_sql_the_cli_the_viewer_and_notebooks(
         assert words == f"−{1 - least / cycles:.0%} to +{most / cycles - 1:.0%}".replace(
             "% to", " to"
         )
-    assert len(set(shown)) > 1 and "cycles that are off by −" in legend
+    assert len(set(shown)) > 1 and "may be off on hardware, from none (dark) to −" in legend
     notes = [one.text for one in report.figures.graph(colour="uncertainty").layout.annotations]
     assert all(any(one.endswith(words) for one in notes) for words in shown)
     assert legend.endswith(notes[-1])
@@ -118,7 +118,9 @@ def test_older_profiles_say_that_uncertainty_is_not_in_them(tmp_path: Path) -> N
     with open_report(synthetic_profile(tmp_path / "profile.pop")) as old:
         graph = model_graph.graph(old)
         drawn, _, legend = figures.elements(old, graph, None, "uncertainty", LIGHT)
-    assert legend.endswith("No colour: how far its cycles may be off is not in this profile.")
+    assert legend.endswith(
+        "No colour: how far cycles may be off on hardware is not in this profile."
+    )
     assert {one["data"]["label"].rpartition(" ")[2] for one in drawn if "path" in one["data"]} == {
         "cycles"
     }
@@ -194,7 +196,7 @@ def test_copies_follow_the_split_that_is_shown(report: Report) -> None:
     edges = [one for one in drawn if "source" in one["data"]]
     assert [one["classes"] for one in edges] == ["", "copy", ""]
     assert "50.0 KiB" in edges[1]["data"]["label"] and "cycles" in edges[1]["data"]["label"]
-    assert said.startswith("4 nodes, 1 edge between IPUs. Colour: dark is none, bright is ")
+    assert said.startswith("4 nodes, 1 edge between IPUs. Colour: cycles of an update, from none")
     nodes = [one["data"] for one in drawn if "path" in one["data"]]
     assert ["stage 0" in one["label"] for one in nodes] == [True, True, False, False]
     assert page.toggled(page.toggled("", "B1"), "B1") == ""
@@ -206,10 +208,8 @@ def test_edges_of_next_to_nothing_leave_room_for_the_others(
     """As an attention mask that every layer reads."""
     graph, two = model_graph.graph(report), Assignment((0, 2), (0, 1))
     mask = replace(graph.edges[0], source=0, target=3, bytes=1)
-    assert (
-        len(figures.elements(report, replace(graph, edges=(*graph.edges, mask)), two, "", LIGHT)[0])
-        == 8
-    )
+    one = replace(graph, edges=(*graph.edges, mask))
+    assert len(figures.elements(report, one, two, "cycles", LIGHT)[0]) == 8
     many = replace(graph, edges=(*graph.edges, *[mask] * 9))
     drawn, _, said = figures.elements(report, many, two, "cycles", LIGHT)
     assert len(drawn) == 7 and "; 9 edges of under 1% of the largest are left out. " in said

@@ -6,7 +6,7 @@ notebooks and the HTML report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,13 @@ _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
 _DASHES = {"tied": "dash"}
-COLOURS = ("stage", "cycles", "bytes", "waiting", "uncertainty")
+_WHAT = {
+    "cycles": "cycles of an update",
+    "bytes": "bytes at the fullest steps",
+    "waiting": "how long its IPUs wait",
+    "uncertainty": "how far cycles may be off on hardware",
+}
+COLOURS = ("stage", *_WHAT)
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -142,6 +148,7 @@ def elements(
             "label": _label(one, of, colour),
             "path": flame.id_of(one.path),
             "opens": one.opens,
+            "first": one.blocks[0] if len(one.path) == 1 else -1,
             "colour": fills[at],
             "text": text_on(fills[at]),
             **({"parent": f"n{above}"} if above is not None else {}),
@@ -151,9 +158,13 @@ def elements(
     moved, copies = _moved(report), 0
     small = _small(graph)
     hidden = small if len(small) > _MOST_PALE else set()
-    for at, edge in enumerate(graph.edges):
-        if max(edge.source, edge.target) >= len(nodes) or at in hidden:
-            continue
+    edges = {
+        at: edge
+        for at, edge in enumerate(graph.edges)
+        if max(edge.source, edge.target) < len(nodes) and at not in hidden
+    }
+    cuts = _cuts(edges, nodes)
+    for at, edge in edges.items():
         ends = [ipu_of.get(stages[end][k]) for end, k in ((edge.source, 1), (edge.target, 0))]
         across = ends[0] != ends[1] and edge.kind == model_graph.TENSOR
         copies += across
@@ -162,14 +173,17 @@ def elements(
             "source": f"n{edge.source}",
             "target": f"n{edge.target}",
             "label": _edge_label(edge, across, moved),
-            "before": nodes[edge.target].blocks[0],
+            "before": max(nodes[edge.source].blocks[0], nodes[edge.target].blocks[0]),
+            "cut": cuts.get(at, -1),
         }
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
         if at in small:
             data["label"], kind = "", "small"
         made.append({"data": data, "classes": kind})
-    edges = units.count(copies, "edge")
-    summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
+    summary = f"{units.count(len(nodes), 'node')}, {units.count(copies, 'edge')} between IPUs"
+    inside = {} if split is None else set(split.starts[1:]) - {one.blocks[0] for one in nodes}
+    if inside:
+        summary += f"; {units.count(len(inside), 'border')} of stages within equal layers"
     if len(nodes) < len(graph.nodes):
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     if hidden:
@@ -183,6 +197,19 @@ def _small(graph: Graph) -> set[int]:
     sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
     least = _SMALL * max(sizes, default=0)
     return {at for at, edge in enumerate(graph.edges) if edge.bytes < least}
+
+
+def _cuts(edges: Mapping[int, Edge], nodes: Sequence[Node]) -> dict[int, int]:
+    """The Block before which a border of stages cuts an edge, for the edges that show borders.
+
+    Of those into a Block it is the one from the last Block before it, and of these the largest.
+    """
+    best: dict[int, tuple[int, int, int]] = {}
+    for at, edge in edges.items():
+        early, late = sorted((nodes[edge.source].blocks, nodes[edge.target].blocks))
+        if edge.kind == model_graph.TENSOR and 0 <= early[1] < late[0]:
+            best[late[0]] = max(best.get(late[0], (-1, 0, 0)), (early[1], edge.bytes, at))
+    return {at: block for block, (_, _, at) in best.items()}
 
 
 def _stages(one: Node, stage_of: Sequence[int] | None) -> tuple[int, int]:
@@ -214,18 +241,15 @@ def _legend(nodes: Sequence[Node], colour: str) -> str:
         return f"Colour: the first stage, {_HUES} colours in turn."
     values = _values(nodes, colour)
     if not values.any():
-        what = {"uncertainty": "how far its cycles may be off", "waiting": "how long its IPUs wait"}
-        return (
-            f"No colour: {what.get(colour, f'what a node has of {colour}')} is not in this profile."
-        )
+        return f"No colour: {_WHAT[colour]} is not in this profile."
     one = nodes[int(values.argmax())]
     most = {
         "cycles": f"{units.cycles(round(values.max()))} cycles",
         "bytes": units.size(round(values.max())),
         "waiting": f"{values.max():.0%} of the run",
-        "uncertainty": f"cycles that are off by {_off(one)}",
+        "uncertainty": _off(one),
     }
-    return f"Colour: dark is none, bright is {most[colour]} ({one.path[-1]})."
+    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {one.path[-1]})."
 
 
 def _off(one: Node) -> str:
