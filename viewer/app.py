@@ -445,8 +445,7 @@ def _params_of(app: Dash, page: str, layout: Any = ()) -> set[str]:
         for one in (*spec["inputs"], *spec["state"])
         if one["id"].startswith("{")
     }
-    there = html.Div(layout)._traverse()
-    drawn = [one.id for one in there if isinstance(getattr(one, "id", None), dict)]
+    drawn = [one for one in html.Div(layout) if isinstance(one, dict)]  # the ids in it
     named = [one for one in (*map(json.loads, ids), *drawn) if one.get("page") == page]
     return {one["param"] for one in named if isinstance(one.get("param"), str)}  # not ALL
 

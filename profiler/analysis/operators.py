@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler import units
+from ipuscope.profiler import confidence, units
 from ipuscope.profiler.analysis.peak import (
     BELOW,
     EXCHANGE,
@@ -44,7 +44,7 @@ def operators(
     ``flops_per_cycle``, ``exchanged`` (bytes received, all tiles), ``balance`` (mean over slowest
     tile of its compute steps, weighted by cycles; None without any), ``tiles`` (active in its
     widest step), ``lost_cycles`` (compute cycles beyond an even share over all tiles), ``source``,
-    and, with ``ceilings``, the columns of `roofline`.
+    the columns of `confidence.of_operators`, and, with ``ceilings``, those of `roofline`.
     """
     every = report.ops
     ops = every if stages is None else every[every["stage"].isin(stages)]
@@ -67,6 +67,7 @@ def operators(
             for file, line in zip(ops["file"].tolist(), ops["line"].tolist(), strict=True)
         ],
     )
+    frame = frame.join(confidence.of_operators(report))
     frame = frame.join(_roofline(report, ops, steps)) if ceilings else frame
     return frame.sort_values(["total_cycles", "cycles"], ascending=False, kind="stable")
 
