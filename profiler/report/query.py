@@ -84,7 +84,7 @@ def select(
     the rows as JSON. QueryError if it fails, is stopped or selects nothing.
     """
     asked = {
-        "uri": report.uri,
+        "uri": report.file.uri,
         "sql": sql,
         "views": _own_views(),
         "memory": MEMORY_BYTES,

@@ -84,7 +84,7 @@ def test_variables_on_tiles_are_the_reports(path, report):
         variable = report.variables.loc[id]
         held = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
         held[of["tile"] - variable["ipu"] * report.target.tiles_per_ipu] = of["size_bytes"]
-        assert held.tolist() == report.variable_tiles(id).tolist()
+        assert held.tolist() == report.usage.variable_tiles(id).tolist()
         assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {
             variable["category"]
         }
