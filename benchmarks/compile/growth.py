@@ -69,7 +69,7 @@ def bert_large(
 
 def imported() -> None:
     """Import what a first compile imports, so that no case counts it."""
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
     import torch.distributed.tensor.parallel  # noqa: F401
     from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
