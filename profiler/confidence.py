@@ -135,6 +135,22 @@ def by_class(report: Report) -> pd.DataFrame:
     return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
 
 
+def of_operators(report: Report) -> pd.DataFrame:
+    """``class``, ``low`` and ``high`` (as in `by_class`) of each operator, by id.
+
+    "" and NaN of one without cycles, and of all where the profile does not say.
+    """
+    classes, ids = by_class(report)[["class", "low", "high"]], report.ops.index
+    at = (_header(report) or {}).get("operators", [])
+    rows = classes.reindex(at if len(at) == len(ids) else [-1] * len(ids)).set_axis(ids)
+    return rows.assign(**{"class": rows["class"].fillna("")})
+
+
+def span(low: float, high: float) -> str:
+    """By how much cycles may differ, for factors of their speed: "-12 to +26%"; "" for NaN."""
+    return "" if math.isnan(low) else f"{100 / high - 100:+.0f} to {100 / low - 100:+.0f}%"
+
+
 def likely(report: Report, of_costs: bool = True) -> str:
     """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty if unknown.
 

@@ -267,7 +267,7 @@ def _lanes(report: Report) -> Lanes:
     drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
     if not drawable(report, 0, 0, drawn.ipus):
         return drawn
-    return drawn.with_steps(StepRows.of(report.executed(0, drawn.ipus, 0), drawn.ipus))
+    return drawn.with_steps(StepRows.of(report.trace.executed(0, drawn.ipus, 0), drawn.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:
@@ -367,16 +367,20 @@ def _costs(report: Report) -> Iterator[Section]:
 
 def _drawn(report: Report) -> Iterator[Section]:
     """The model's graph, and the links between IPUs over time."""
-    note = "Of the forward, equal Blocks together, coloured by cycles. Thick: between IPUs."
-    yield _figure(report, "The model as a graph", note, Figures.graph)
+    note = "Of the forward, equal Blocks together. Thick: between IPUs."
+    colours = [partial(Figures.graph, colour=one) for one in ("cycles", "uncertainty")]
+    yield _figure(report, "The model as a graph", note, *colours)
     if len(report.runs) and len(analysis.link_loads(report)):
         note = "How much of each link's rate is used when, in the first device iteration."
         yield _figure(report, "Links between IPUs", note, Figures.links)
 
 
-def _figure(report: Report, title: str, note: str, draw: Callable[[Figures], go.Figure]) -> Section:
-    """One of the notebooks' figures."""
-    return Section(title, note, [{name: draw(Figures(report, name)) for name in theme.THEMES}])
+def _figure(
+    report: Report, title: str, note: str, *draw: Callable[[Figures], go.Figure]
+) -> Section:
+    """Some of the notebooks' figures."""
+    drawn = [{name: one(Figures(report, name)) for name in theme.THEMES} for one in draw]
+    return Section(title, note, drawn)
 
 
 def _about(report: Report) -> str:

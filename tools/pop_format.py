@@ -55,7 +55,8 @@ five published measurements of what is like it lie between the factors `low` and
 predicted speed of an update; `likely` is the fraction by which its time is off at most, by
 `models` whole ones; `unmeasured` is the share of cycles of operators that nobody measured on
 hardware. Its `classes` of operators each have their `share`, `low`, `high`, `likely`, and the
-measured `rows` and vendor's `estimates` behind them (docs/fidelity.md#error-bars). `byte_error`:
+measured `rows` and vendor's `estimates` behind them (docs/fidelity.md#error-bars); `operators`
+has the position in `classes` of each operator's, -1 without cycles. `byte_error`:
 `low` and `high` of the bytes of the fullest tile, likewise.
 `rules`: digest of the compiler's sources, which says whether two profiles come of the same ones.
 

@@ -318,7 +318,7 @@ def _too_full(view: View) -> Any:
     worst = max(over, key=lambda one: one.bytes_over)
     ipu, tile, step = worst.ipu, worst.tile, worst.position
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
-    name = report.names_of_steps(ipu, np.array([step]))[0]
+    name = report.sequence.names_of_steps(ipu, np.array([step]))[0]
     words = (
         f" {worst}, {worst.bytes_over:,} bytes more than it has, at step {step} ({name}).{more} "
     )
@@ -445,8 +445,7 @@ def _params_of(app: Dash, page: str, layout: Any = ()) -> set[str]:
         for one in (*spec["inputs"], *spec["state"])
         if one["id"].startswith("{")
     }
-    there = html.Div(layout)._traverse()
-    drawn = [one.id for one in there if isinstance(getattr(one, "id", None), dict)]
+    drawn = [one for one in html.Div(layout) if isinstance(one, dict)]  # the ids in it
     named = [one for one in (*map(json.loads, ids), *drawn) if one.get("page") == page]
     return {one["param"] for one in named if isinstance(one.get("param"), str)}  # not ALL
 

@@ -109,7 +109,7 @@ def way_to_fit(
     prediction. ValueError if the profile has no costs of Blocks.
     """
     basis = basis_of(report)
-    one = report.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
+    one = report.file.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
     if one is not None:
         how = "Predicted to fit with the fewest changes"
         if compiled is not None:

@@ -110,7 +110,7 @@ def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
     """`advise` for a profile that was already read; computed once for the report."""
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, allowed)
-    return basis.report.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
+    return basis.report.file.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
 
 
 @in_one_thread

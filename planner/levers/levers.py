@@ -125,7 +125,7 @@ class Basis:
     @cached_property
     def has_samples(self) -> bool:
         """Whether all inputs have as many rows: a graph's nodes and edges are no samples."""
-        variables = self.report.variables_with("role", "shape")
+        variables = self.report.usage.variables_with("role", "shape")
         shapes = variables.loc[variables["role"] == Role.INPUT, "shape"]
         first = {json.loads(shape)[:1][0] for shape in shapes.unique() if shape not in ("", "[]")}
         return len(first) <= 1
@@ -148,7 +148,7 @@ class Basis:
     @cached_property
     def shared_state(self) -> float:
         """Share of optimiser state in tensors large enough to be kept in parts."""
-        variables = self.report.variables_with("role", "shape", "bytes")
+        variables = self.report.usage.variables_with("role", "shape", "bytes")
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
         large = states["bytes"][large_enough(states["shape"])]
         return float(large.sum() / max(1, states["bytes"].sum()))

@@ -7,6 +7,7 @@ their own.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ipuscope.profiler import confidence
 from ipuscope.profiler.analysis.hierarchy import Path, paths_of
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.source import bytes_at_peak
@@ -37,7 +39,8 @@ class Node:
     ``blocks`` and ``stages`` of its operators in the profile, least and most (-1: none); ``cycles``
     of a weight update in the graph's direction, ``operators`` and ``bytes`` (of their outputs, live
     at the IPUs' fullest steps) of all groups, ``ipus`` of these; ``opens``: whether it has parts,
-    ``opened``: whether they are shown; ``waiting``: by `with_waiting`.
+    ``opened``: whether they are shown; ``low`` and ``high``: of its speed, as if its operators
+    erred alike (`confidence.of_operators`; NaN without); ``waiting``: by `with_waiting`.
     """
 
     path: Path
@@ -50,7 +53,14 @@ class Node:
     ipus: tuple[int, ...]
     opens: bool
     opened: bool
+    low: float = math.nan
+    high: float = math.nan
     waiting: float = 0.0
+
+    @property
+    def uncertainty(self) -> float:
+        """How wide its bar is: ln(high / low); 0 where the profile does not say."""
+        return 0.0 if math.isnan(self.low) else math.log(self.high / self.low)
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,8 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    variables = report.variables_with("op", "tensor", "shape", "role", "bytes")
-    uses = report.columns_of(records.Use)
+    variables = report.usage.variables_with("op", "tensor", "shape", "role", "bytes")
+    uses = report.file.table(records.Use)
     rows = pd.DataFrame({"target": uses["op"], "variable": uses["variable"]})
     rows = rows.join(variables, on="variable")
     named = rows["tensor"].to_numpy() >= 0
@@ -137,23 +147,29 @@ def graph(
     like = equal_blocks(report) if together and order == "block" else {}
     paths = [(like.get(path[0], path[0]), *path[1:]) for path in paths]
     took, nbytes = (_costs(report)[name][wanted] for name in ("cycles", "bytes"))
+    bars = confidence.of_operators(report)[wanted]
+    bounds = [np.where(took > 0, took / bars[name].to_numpy(), 0.0) for name in ("low", "high")]
     shown = _Shown(paths, frozenset(opened))
     blocks, stages, ipus = (ops[name].to_numpy() for name in ("block", "stage", "ipu"))
     copies = Counter(like.values())
     nodes = []
     for at, (path, members) in enumerate(zip(shown.paths, shown.members, strict=True)):
+        cycles = int(took[members].sum())
+        most, least = (float(one[members].sum()) or math.nan for one in bounds)
         nodes.append(
             Node(
                 path,
                 copies.get(path[0], 1) if len(path) == 1 else 1,
                 _span(blocks[members]),
                 _span(stages[members]),
-                int(took[members].sum()),
+                cycles,
                 int(nbytes[members].sum()),
                 len(members),
                 tuple(np.unique(ipus[members]).tolist()),
                 shown.opens[at],
                 path in shown.opened,
+                cycles / most,
+                cycles / least,
             )
         )
     node_of = dict(zip(ops.index.tolist(), shown.node, strict=True))

@@ -2,7 +2,9 @@
 
 "cycles" are of one execution, "times" says how many executions a weight update (or a device
 iteration) has, "total" is both together and "share" its part of all operators' totals. "again":
-what the update spends to recompute it for the backward pass, beside its total.
+what the update spends to recompute it for the backward pass, beside its total. "likely": by how
+much the cycles of operators of its kind may differ on hardware (docs/fidelity.md#error-bars); it is
+not in older profiles.
 
 A name is the module's path and what it does. "of its ceiling": its FLOPs against what the AMP (or
 vector) units of all tiles could do in its cycles, or the exchange could feed; --why gives the main
@@ -75,6 +77,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     if args.alike:
         return _alike(report, args)
     from ipuscope.profiler import analysis
+    from ipuscope.profiler.confidence import span
     from ipuscope.profiler.units import percent
     from ipuscope.reports.tables import Column, Page, Table, identity, text
 
@@ -95,10 +98,12 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     by = _SORT[args.sort]
     frame = frame.sort_values(by, ascending=by == "name", kind="stable")
     frame = frame.rename_axis("op").reset_index()
+    errors = [span(*of) for of in zip(frame["low"], frame["high"], strict=True)]
     shown = frame.assign(
+        likely=errors,
         said=[
             n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)
-        ]
+        ],
     )
     columns = (
         Column("said", "operator", text),
@@ -109,6 +114,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         Column("total_cycles", "total"),
         Column("share", "share", percent),
         *([] if args.why else [Column("recompute_cycles", "again")]),
+        *([Column("likely", "likely", text)] if any(errors) else []),
         Column("of_roof", "of its\nceiling", percent),
         *([Column("why", "most of the rest", text)] if args.why else []),
     )

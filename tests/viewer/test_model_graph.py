@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ipuscope.viewer.pages import model_graph as page
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 from tests.compiling import compiled
+from tests.synthetic import synthetic_profile
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,50 @@ def test_an_update_has_its_operators_and_waiting_is_that_of_the_ipus(report: Rep
     assert [one["label"].rpartition("\n")[2] for one in nodes] == labels
     least, most = (of_block.index(one) for one in (min(of_block), max(of_block)))
     assert nodes[least]["colour"] != nodes[most]["colour"]
+
+
+def test_uncertainty_is_the_same_in_sql_the_cli_the_viewer_and_notebooks(
+    report: Report, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Block's is that of its operators' cycles, each with the factors of its class."""
+    asked = "SELECT c.value ->> '$.class', c.value ->> '$.low', c.value ->> '$.high' FROM meta m,"
+    asked += " json_each(m.value, '$.operators') o JOIN json_each(m.value, '$.classes') c"
+    asked += " ON c.key = o.value WHERE m.key = 'cycle_error' ORDER BY o.key"
+    with sqlite3.connect(demo / "training" / "profile.pop") as file:
+        of_sql = file.execute(asked).fetchall()
+    assert main(["ops", "--json", str(report.path)]) == 0
+    (page_of,) = json.loads(capsys.readouterr().out)
+    ops = {one["op"]: one for one in page_of["ops"] if one["class"]}
+    assert [(ops[k]["class"], ops[k]["low"], ops[k]["high"]) for k in sorted(ops)] == of_sql
+    drawn, _, legend = figures.elements(
+        report, model_graph.graph(report), None, "uncertainty", LIGHT
+    )
+    shown = [one["data"]["label"].rpartition("\n")[2] for one in drawn if "path" in one["data"]]
+    for block, words in enumerate(shown):
+        own = [o for o in ops.values() if o["block"] == block and o["direction"] == "forward"]
+        cycles, most, least = (
+            sum(one["total_cycles"] / by(one) for one in own)
+            for by in (lambda _: 1, lambda one: one["low"], lambda one: one["high"])
+        )
+        assert words == f"−{1 - least / cycles:.0%} to +{most / cycles - 1:.0%}".replace(
+            "% to", " to"
+        )
+    assert len(set(shown)) > 1 and "may be off on hardware, from none (dark) to −" in legend
+    notes = [one.text for one in report.figures.graph(colour="uncertainty").layout.annotations]
+    assert all(any(one.endswith(words) for one in notes) for words in shown)
+    assert legend.endswith(notes[-1])
+
+
+def test_older_profiles_say_that_uncertainty_is_not_in_them(tmp_path: Path) -> None:
+    with open_report(synthetic_profile(tmp_path / "profile.pop")) as old:
+        graph = model_graph.graph(old)
+        drawn, _, legend = figures.elements(old, graph, None, "uncertainty", LIGHT)
+    assert legend.endswith(
+        "No colour: how far cycles may be off on hardware is not in this profile."
+    )
+    assert {one["data"]["label"].rpartition(" ")[2] for one in drawn if "path" in one["data"]} == {
+        "cycles"
+    }
 
 
 class _Layers(torch.nn.Module):
@@ -150,7 +196,7 @@ def test_copies_follow_the_split_that_is_shown(report: Report) -> None:
     edges = [one for one in drawn if "source" in one["data"]]
     assert [one["classes"] for one in edges] == ["", "copy", ""]
     assert "50.0 KiB" in edges[1]["data"]["label"] and "cycles" in edges[1]["data"]["label"]
-    assert said == "4 nodes, 1 edge between IPUs."
+    assert said.startswith("4 nodes, 1 edge between IPUs. Colour: cycles of an update, from none")
     nodes = [one["data"] for one in drawn if "path" in one["data"]]
     assert ["stage 0" in one["label"] for one in nodes] == [True, True, False, False]
     assert page.toggled(page.toggled("", "B1"), "B1") == ""
@@ -162,13 +208,11 @@ def test_edges_of_next_to_nothing_leave_room_for_the_others(
     """As an attention mask that every layer reads."""
     graph, two = model_graph.graph(report), Assignment((0, 2), (0, 1))
     mask = replace(graph.edges[0], source=0, target=3, bytes=1)
-    assert (
-        len(figures.elements(report, replace(graph, edges=(*graph.edges, mask)), two, "", LIGHT)[0])
-        == 8
-    )
+    one = replace(graph, edges=(*graph.edges, mask))
+    assert len(figures.elements(report, one, two, "cycles", LIGHT)[0]) == 8
     many = replace(graph, edges=(*graph.edges, *[mask] * 9))
     drawn, _, said = figures.elements(report, many, two, "cycles", LIGHT)
-    assert len(drawn) == 7 and said.endswith("; 9 edges of under 1% of the largest are left out.")
+    assert len(drawn) == 7 and "; 9 edges of under 1% of the largest are left out. " in said
     assert figures.height(many) == page.height(graph)
 
 

@@ -143,6 +143,22 @@ def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Re
     page.mouse.up()
     border.press("ArrowRight")
     shows((0, 1, 3), (0, 1, 0))
+    on_graph = page.locator("#model-graph-borders .border")
+    on_graph.nth(1).press("ArrowLeft")
+    shows((0, 1, 2), (0, 1, 0))
+    edge = "window.cy.edges('[cut = 3]')[0].renderedMidpoint()"
+    box, frame = on_graph.nth(1).bounding_box(), page.locator("#model-graph").bounding_box()
+    page.mouse.move(box["x"] + 6, box["y"] + 20)
+    page.mouse.down()
+    to = (
+        frame["x"] + page.evaluate(f"() => {edge}.x"),
+        frame["y"] + page.evaluate(f"() => {edge}.y"),
+    )
+    page.mouse.move(*to, steps=6)
+    shows((0, 1, 3), (0, 1, 0))
+    page.mouse.up()
+    box = on_graph.nth(1).bounding_box()
+    assert abs(box["x"] + box["width"] / 2 - to[0]) < 2 and box["y"] <= to[1] <= box["y"] + 16
     page.locator(".split .border").nth(1).press("+")
     shows((0, 1, 2, 3), (0, 1, 2, 0))
     page.locator(".split .border").nth(3).press("Delete")

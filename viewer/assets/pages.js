@@ -82,6 +82,20 @@ window.dash_clientside.pages = {
     return one && one.customdata ? String(one.customdata[1]) : window.dash_clientside.no_update;
   },
 
+  // Each border of stages onto the edge of the graph that it cuts, whenever that is drawn anew.
+  borders: function () {
+    const hook = (again) => {
+      const graph = window.cy;  // by dash-cytoscape
+      if (!graph?.container()?.isConnected) {
+        if (again) { setTimeout(() => hook(again - 1), 100); }
+        return;
+      }
+      graph.off('render', window.ipuscopeBorders).on('render', window.ipuscopeBorders);
+      requestAnimationFrame(window.ipuscopeBorders);  // of the row, which is there then
+    };
+    hook(100);
+  },
+
   overviewPart: function (selected, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
     const range = selected && selected.range && selected.range.x;

@@ -382,8 +382,8 @@ window.ipuscopeKeep = function (query) {
     if (grip && by) { high(grip.parentElement.offsetHeight + by); event.preventDefault(); event.stopPropagation(); }
   }, true);
 
-  // -- Rebalance: a border of stages is dragged along the row of Blocks, or moved by keys ---------------
-  let dragged = null, wanted = '', sent = '';
+  // -- Rebalance: borders of stages are dragged along the row of Blocks, from edge to edge of the graph, or by keys
+  let dragged = null, onGraph = false, wanted = '', sent = '';
   const splitOf = (row) => (sent ? wanted : row.dataset.split).split('@').map((part) => part.split(',').map(Number));  // starts, IPUs
   function ask(starts, ipus) {
     const ranks = [...new Set(ipus)].sort((a, b) => a - b), on = ipus.map((one) => ranks.indexOf(one));
@@ -404,20 +404,59 @@ window.ipuscopeKeep = function (query) {
     starts[stage] = first;
     border.style.order = 2 * first - 1;  // at once; the answer has it there, too
     ask(starts, ipus);
+    window.ipuscopeBorders();
   }
+  // Where a border before a Block lies on the graph: on its edge, else left of its node; none within layers together.
+  function onEdge(block) {
+    if (!block) { return null; }  // of a stage that was removed
+    const edge = window.cy.edges(`[cut = ${block}]`), box = window.cy.nodes(`[first = ${block}]`);
+    if (edge.length) { return edge[0].renderedMidpoint(); }
+    const { x1, y1, y2 } = box.length ? box[0].renderedBoundingBox({ includeLabels: false }) : {};
+    return box.length ? { x: x1, y: (y1 + y2) / 2 } : null;
+  }
+  window.ipuscopeBorders = function () {
+    const row = document.querySelector('.split');
+    if (!row || !window.cy) { return; }
+    const [starts] = splitOf(row);
+    document.querySelectorAll('#model-graph-borders .border').forEach((border) => {
+      const at = onEdge(starts[Number(border.dataset.stage)]);
+      border.hidden = !at;
+      if (at) { border.style.translate = `${at.x}px ${at.y}px`; }
+    });
+  };
+  function nearestOnGraph(row, event) {
+    const frame = document.getElementById('model-graph').getBoundingClientRect();
+    const far = (block) => { const at = onEdge(block); return at ? Math.hypot(at.x - event.clientX + frame.x, at.y - event.clientY + frame.y) : Infinity; };
+    const blocks = Array.from({ length: Number(row.dataset.blocks) - 1 }, (_, block) => [far(block + 1), block + 1]);
+    return blocks.reduce((one, other) => (other[0] < one[0] ? other : one))[1];
+  }
+  // One in focus is in sight.
+  document.addEventListener('focusin', (event) => {
+    const border = event.target.closest?.('#model-graph-borders .border');
+    if (!border?.matches(':focus-visible')) { return; }
+    const frame = border.parentElement.getBoundingClientRect(), box = border.getBoundingClientRect();
+    if (box.x < frame.x || box.right > frame.right || box.y < frame.y || box.bottom > frame.bottom) {
+      window.cy.panBy({ x: frame.x + frame.width / 2 - box.x, y: frame.y + frame.height / 2 - box.y - box.height / 2 });
+    }
+  });
   document.addEventListener('pointerdown', (event) => {
-    const border = event.target.closest?.('.split .border');
-    if (border && border.dataset.stage !== '0') { dragged = Number(border.dataset.stage); border.focus(); event.preventDefault(); }
+    const border = event.target.closest?.('.border[data-stage]');
+    if (!border || border.dataset.stage === '0') { return; }
+    dragged = Number(border.dataset.stage);
+    onGraph = !border.closest('.split');
+    border.focus();
+    event.preventDefault();
   });
   document.addEventListener('pointermove', (event) => {
     const row = dragged && document.querySelector('.split');
     if (!row) { return; }
+    if (onGraph) { moveTo(row, dragged, nearestOnGraph(row, event)); return; }
     const middle = (one) => { const box = one.getBoundingClientRect(); return box.x + box.width / 2; };
     moveTo(row, dragged, Array.from(row.querySelectorAll('.block')).filter((one) => middle(one) < event.clientX).length);
   });
   ['pointerup', 'pointercancel'].forEach((name) => document.addEventListener(name, () => { dragged = null; }));
   document.addEventListener('keydown', (event) => {
-    const border = event.target.closest?.('.split .border'), row = border?.closest('.split');
+    const border = event.target.closest?.('.border[data-stage]'), row = border && document.querySelector('.split');
     if (!row || event.ctrlKey || event.altKey || event.metaKey) { return; }
     const stage = Number(border.dataset.stage), [starts, ipus] = splitOf(row), by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const end = starts[stage + 1] || Number(row.dataset.blocks);

@@ -6,7 +6,7 @@ notebooks and the HTML report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
+from ipuscope.profiler.confidence import span
 from ipuscope.viewer.figures import flame, units
 from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.theme import Theme, text_on
@@ -28,6 +29,13 @@ _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
 _DASHES = {"tied": "dash"}
+_WHAT = {
+    "cycles": "cycles of an update",
+    "bytes": "bytes at the fullest steps",
+    "waiting": "how long its IPUs wait",
+    "uncertainty": "how far cycles may be off on hardware",
+}
+COLOURS = ("stage", *_WHAT)
 _HUES = 8  # colours of consecutive stages before they repeat
 
 
@@ -53,10 +61,17 @@ def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
     return rank
 
 
-def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
-    """The model's Blocks or modules, equal ones together, coloured by cycles: a row a rank."""
+def static(
+    report: Report, theme: Theme, direction: str = "forward", colour: str = "cycles"
+) -> Drawing:
+    """The model's Blocks or modules, equal ones together: a row a rank. ValueError: no such colour.
+
+    ``colour``: of `COLOURS`.
+    """
+    if colour not in COLOURS:
+        raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
     graph = model_graph.graph(report, (), direction, together=True)
-    made = elements(report, graph, None, "cycles", theme)[0]
+    made, _, words = elements(report, graph, None, colour, theme)
     nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
     place = {one["id"]: at for at, one in enumerate(nodes)}
     edges = [
@@ -93,9 +108,11 @@ def static(report: Report, theme: Theme, direction: str = "forward") -> Drawing:
         notes.append({"x": 0.5, "y": rank.max() + 0.4, "text": f"and {units.count(more, 'node')}"})
     hidden = {"visible": False, "fixedrange": True}
     rows = len(beside)
+    below = {"xref": "paper", "yref": "paper", "yanchor": "top", "font": {"color": theme.muted}}
+    notes.append({**below, "x": 0.5, "y": 0, "text": words.rpartition(". ")[2]})
     layout = theme.frame(
-        _PITCH * rows + 16,
-        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+        _PITCH * rows + 36,
+        margin={"l": 8, "r": 8, "t": 8, "b": 28},
         xaxis={**hidden, "range": [0, 1]},
         yaxis={**hidden, "range": [rows - 0.5, -0.5]},
         shapes=shapes,
@@ -131,6 +148,7 @@ def elements(
             "label": _label(one, of, colour),
             "path": flame.id_of(one.path),
             "opens": one.opens,
+            "first": one.blocks[0] if len(one.path) == 1 else -1,
             "colour": fills[at],
             "text": text_on(fills[at]),
             **({"parent": f"n{above}"} if above is not None else {}),
@@ -140,9 +158,13 @@ def elements(
     moved, copies = _moved(report), 0
     small = _small(graph)
     hidden = small if len(small) > _MOST_PALE else set()
-    for at, edge in enumerate(graph.edges):
-        if max(edge.source, edge.target) >= len(nodes) or at in hidden:
-            continue
+    edges = {
+        at: edge
+        for at, edge in enumerate(graph.edges)
+        if max(edge.source, edge.target) < len(nodes) and at not in hidden
+    }
+    cuts = _cuts(edges, nodes)
+    for at, edge in edges.items():
         ends = [ipu_of.get(stages[end][k]) for end, k in ((edge.source, 1), (edge.target, 0))]
         across = ends[0] != ends[1] and edge.kind == model_graph.TENSOR
         copies += across
@@ -151,20 +173,23 @@ def elements(
             "source": f"n{edge.source}",
             "target": f"n{edge.target}",
             "label": _edge_label(edge, across, moved),
-            "before": nodes[edge.target].blocks[0],
+            "before": max(nodes[edge.source].blocks[0], nodes[edge.target].blocks[0]),
+            "cut": cuts.get(at, -1),
         }
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
         if at in small:
             data["label"], kind = "", "small"
         made.append({"data": data, "classes": kind})
-    edges = units.count(copies, "edge")
-    summary = f"{units.count(len(nodes), 'node')}, {edges} between IPUs"
+    summary = f"{units.count(len(nodes), 'node')}, {units.count(copies, 'edge')} between IPUs"
+    inside = {} if split is None else set(split.starts[1:]) - {one.blocks[0] for one in nodes}
+    if inside:
+        summary += f"; {units.count(len(inside), 'border')} of stages within equal layers"
     if len(nodes) < len(graph.nodes):
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     if hidden:
         summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
     fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
-    return made, [*_styles(theme), *fixed], f"{summary}."
+    return made, [*_styles(theme), *fixed], f"{summary}. {_legend(nodes, colour)}"
 
 
 def _small(graph: Graph) -> set[int]:
@@ -172,6 +197,19 @@ def _small(graph: Graph) -> set[int]:
     sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
     least = _SMALL * max(sizes, default=0)
     return {at for at, edge in enumerate(graph.edges) if edge.bytes < least}
+
+
+def _cuts(edges: Mapping[int, Edge], nodes: Sequence[Node]) -> dict[int, int]:
+    """The Block before which a border of stages cuts an edge, for the edges that show borders.
+
+    Of those into a Block it is the one from the last Block before it, and of these the largest.
+    """
+    best: dict[int, tuple[int, int, int]] = {}
+    for at, edge in edges.items():
+        early, late = sorted((nodes[edge.source].blocks, nodes[edge.target].blocks))
+        if edge.kind == model_graph.TENSOR and 0 <= early[1] < late[0]:
+            best[late[0]] = max(best.get(late[0], (-1, 0, 0)), (early[1], edge.bytes, at))
+    return {at: block for block, (_, _, at) in best.items()}
 
 
 def _stages(one: Node, stage_of: Sequence[int] | None) -> tuple[int, int]:
@@ -185,11 +223,37 @@ def _fills(nodes: Sequence[Node], stages: Sequence[tuple[int, int]], colour: str
     if colour == "stage":
         share = np.array([first % _HUES / (_HUES - 1) for first, _ in stages])
     else:
-        each = [1 if colour == "waiting" else one.count for one in nodes]
-        values = np.array([float(getattr(one, colour, 0)) for one in nodes]) / each
+        values = _values(nodes, colour)
         share = values / (values.max(initial=0) or 1.0)
     names = sample_colorscale("Viridis", (0.15 + 0.8 * share).tolist(), colortype="tuple")
     return ["#" + "".join(f"{round(255 * part):02x}" for part in one) for one in names]
+
+
+def _values(nodes: Sequence[Node], colour: str) -> np.ndarray:
+    """What nodes are coloured by; of equal layers together, what each has."""
+    each = [one.count if colour in ("cycles", "bytes") else 1 for one in nodes]
+    return np.array([float(getattr(one, colour, 0)) for one in nodes]) / each
+
+
+def _legend(nodes: Sequence[Node], colour: str) -> str:
+    """What the colours mean, in words."""
+    if colour == "stage":
+        return f"Colour: the first stage, {_HUES} colours in turn."
+    values = _values(nodes, colour)
+    if not values.any():
+        return f"No colour: {_WHAT[colour]} is not in this profile."
+    one = nodes[int(values.argmax())]
+    most = {
+        "cycles": f"{units.cycles(round(values.max()))} cycles",
+        "bytes": units.size(round(values.max())),
+        "waiting": f"{values.max():.0%} of the run",
+        "uncertainty": _off(one),
+    }
+    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {one.path[-1]})."
+
+
+def _off(one: Node) -> str:
+    return units.minus(span(one.low, one.high))
 
 
 def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
@@ -197,7 +261,9 @@ def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
     first, last = stages
     where = f"stage {first}" if first == last else f"stages {first} to {last}"
     cost = f"{units.cycles(one.cycles)} cycles"
-    return f"{name}\n{where}\n{f'{one.waiting:.0%} waiting' if colour == 'waiting' else cost}"
+    shown = {"waiting": f"{one.waiting:.0%} waiting", "bytes": units.size(one.bytes)}
+    shown["uncertainty"] = _off(one) or cost
+    return f"{name}\n{where}\n{shown.get(colour, cost)}"
 
 
 def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
@@ -213,10 +279,12 @@ def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
 
 def _moved(report: Report) -> dict[int, int]:
     """Cycles of one step that copies a tensor between IPUs, as profiled, by tensor."""
-    moves = report.moved_tensors
+    moves = report.sequence.moved_tensors
     moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
-    steps = report.steps_in_order("step")
-    cycles = dict(zip(steps.tolist(), report.steps_in_order("cycles").tolist(), strict=True))
+    steps = report.sequence.steps_in_order("step")
+    cycles = dict(
+        zip(steps.tolist(), report.sequence.steps_in_order("cycles").tolist(), strict=True)
+    )
     first = moves.drop_duplicates("tensor")
     return {
         tensor: cycles.get(step, 0)

@@ -70,9 +70,12 @@ class Figures:
         words = units.size if of_bytes else self._clock.both
         return self._carded(flame.drawn(seen.shown, (), words, self._theme, of_bytes, False))
 
-    def graph(self, direction: str = "forward") -> go.Figure:
-        """The model's Blocks or modules and the tensors between them, equal ones together."""
-        return self._carded(graphs.static(self._report, self._theme, direction))
+    def graph(self, direction: str = "forward", colour: str = "cycles") -> go.Figure:
+        """The model's Blocks or modules and the tensors between them, equal ones together.
+
+        ``colour``: "stage", "cycles", "bytes", "waiting" or "uncertainty" (of the cycles).
+        """
+        return self._carded(graphs.static(self._report, self._theme, direction, colour))
 
     def alike(self, by: str = "stage") -> go.Figure:
         """Blocks, stages, lines or micro-batches that are built alike, and what each takes."""
@@ -115,7 +118,7 @@ class Figures:
         report = self._report
         return lanes(
             report.tasks(run, iteration=iteration),
-            report.executed(run, iteration=iteration),
+            report.trace.executed(run, iteration=iteration),
             report.pipeline_cycles(run, iteration),
             report.stages,
         )

@@ -1,7 +1,9 @@
 """The model as a graph on Rebalance: Blocks, modules and operators, and the borders of stages.
 
 Cytoscape.js lays it out (dagre) and draws it in the browser (dash-cytoscape). A click on a node
-opens or closes it; one on an edge between Blocks moves the nearest border of a stage there.
+opens or closes it; one on an edge between Blocks moves the nearest border of a stage there. The
+borders are elements of the page over the canvas, which has no focus: assets/viewer.js puts each on
+the edge that it cuts, and moves it as it does those of the row of Blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import dash_cytoscape as cyto
 from dash import ALL, Dash, Input, Output, ctx, html, no_update
 
+from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import block_line, blocks_to_begin
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
@@ -19,16 +22,15 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Graph
 from ipuscope.viewer.figures import flame
-from ipuscope.viewer.figures.model_graph import HIGHEST, elements, height
+from ipuscope.viewer.figures.model_graph import COLOURS, HIGHEST, elements, height
 from ipuscope.viewer.pages import common, refused
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
-SplitOf = Callable[[Any, Any], tuple[Any, Assignment, Any]]
+SplitOf = Callable[[Any, Any], tuple[Costs, Assignment, Any]]
 cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
-COLOURS = tuple((one, one) for one in ("stage", "cycles", "bytes", "waiting"))
-_NAMED: Any = {"aria-label": "The model as a graph. The table of Blocks moves them by keys."}
+_NAMED: Any = {"aria-label": "The model as a graph"}
 _LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one, one) for one in ("forward", "backward", "update"))
@@ -38,37 +40,44 @@ _MOST_OPENED = 40
 
 def card(view: View, borders: bool = True) -> Any:
     """The card; callbacks fill it (`elements`). ``borders``: borders of stages may move."""
-    moves = ", an edge between Blocks to move the nearest border of a stage there" * borders
+    moves = (
+        ", an edge between Blocks to move the nearest border of a stage there; drag a border, or"
+        " move it by ← and →" * borders
+    )
     many = len(view.report.blocks) > _MANY
     proposed = [block_line(name, ipu) for ipu, name in enumerate(blocks_to_begin(view.report))]
     of_about = f"{len(proposed)} Blocks of about equal cycles could begin at these modules:"
     where = [html.P(of_about), common.statements(proposed)] if proposed else []
     both = (("each", "each"), ("together", "together"))
+    canvas = cyto.Cytoscape(
+        id="model-graph",
+        layout=_LAYOUT,
+        style={"width": "100%", "height": f"{HIGHEST}px"},
+        responsive=True,
+        zoom=0.9,
+        minZoom=0.05,
+        maxZoom=3,
+        elements=[],
+    )
     return common.card(
         "The model",
         html.Div(
             [
                 common.switch(view, "for", "for", _FOR, _FOR[0][0]),
                 common.switch(view, "layers", "layers", both, both[many][0]),
-                common.switch(view, "colour", "colour", COLOURS, "stage"),
+                common.switch(
+                    view, "colour", "colour", [(one, one) for one in COLOURS], COLOURS[0]
+                ),
                 common.hidden(view, "open", check=_no_group(view.report)),
             ],
             className="controls",
         ),
         html.Div(
-            cyto.Cytoscape(
-                id="model-graph",
-                layout=_LAYOUT,
-                style={"width": "100%", "height": f"{HIGHEST}px"},
-                responsive=True,
-                zoom=0.9,
-                minZoom=0.05,
-                maxZoom=3,
-                elements=[],
-            ),
+            [
+                html.Div(canvas, role="img", **_NAMED),
+                html.Div(id="model-graph-borders", role="group"),
+            ],
             id="model-graph-frame",  # a canvas of another height would be redrawn elsewhere
-            role="img",
-            **_NAMED,
         ),
         common.filled("model-graph-said"),
         *where,
@@ -97,7 +106,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         common.param_state(page, "profile"),
         prevent_initial_call=True,
     )
-    def border(edge: Any, starts: Any, profile: Any) -> Any:
+    def cut(edge: Any, starts: Any, profile: Any) -> Any:
         if not isinstance(edge, dict):
             return no_update
         costs, split, _ = split_of(profile, starts)
@@ -109,6 +118,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         Output("model-graph-frame", "style"),
         Output("model-graph", "stylesheet"),
         Output("model-graph-said", "children"),
+        Output("model-graph-borders", "children"),
         Input({"page": page, "param": ALL}, "value"),  # *starts* is not there without a split
         common.theme_state(),
     )
@@ -116,14 +126,36 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
         values = {one["id"]["param"]: one.get("value") for one in ctx.inputs_list[0]}
         direction, layers, colour, there = (values.get(name) for name in PARAMS)
         report = profiles.get(values.get("profile"))
+        split, borders = None, []
         try:
-            split = split_of(values.get("profile"), values.get("starts"))[1]
+            costs, split, _ = split_of(values.get("profile"), values.get("starts"))
+            borders = [
+                border(costs, split, stage, wide=True) for stage in range(1, len(split.starts))
+            ]
         except ValueError:  # of a model without Blocks, or in phases
-            split = None
+            pass
         key = ("graph", direction, layers, there)
         graph = profiles.made(report, key, lambda: shown(report, direction, layers, there))
         drawn = elements(report, graph, split, str(colour), common.theme_of(where))
-        return drawn[0], {"height": f"{height(graph)}px", "overflow": "hidden"}, *drawn[1:]
+        return drawn[0], {"height": f"{height(graph)}px"}, *drawn[1:], borders
+
+    app.clientside_callback(
+        common.script("borders"),
+        Input("model-graph-borders", "children"),
+        Input("rebalance-blocks", "children", allow_optional=True),  # without a split
+    )
+
+
+def border(costs: Costs, split: Assignment, stage: int, wide: bool = False, **look: Any) -> Any:
+    """The border at which a stage begins, which assets/viewer.js moves. ``wide``: with its word."""
+    first, last = split.spans(len(costs))[stage]
+    limits = (split.starts[stage - 1] + 1, last) if stage else (0, 0)
+    ends = dict(zip(("aria-valuemin", "aria-valuemax"), map(str, limits), strict=True))
+    said = f"stage {stage}, on IPU {split.ipus[stage]}, begins with {costs.names[first]}"
+    value: Any = {"aria-label": "border of stages", "aria-valuetext": said, **ends}
+    value |= {"aria-valuenow": str(first), "data-stage": str(stage), **look}
+    name = html.Span([*([html.I("stage ")] if wide else []), str(stage)])
+    return html.Div(name, className="border", role="slider", tabIndex="0", **value)
 
 
 def _no_group(report: Report) -> refused.Check:

@@ -381,27 +381,15 @@ def _row(costs: Costs, split: Assignment) -> Any:
     """
     work, parts = costs.cycles.work, []
     for stage, (first, last) in enumerate(split.spans(len(costs))):
-        limits = (split.starts[stage - 1] + 1, last) if stage else (0, 0)
-        ends = dict(zip(("aria-valuemin", "aria-valuemax"), map(str, limits), strict=True))
-        said = f"stage {stage}, on IPU {split.ipus[stage]}, begins with {costs.names[first]}"
-        value: Any = {"aria-label": "border of stages", "aria-valuetext": said, **ends}
-        value |= {"aria-valuenow": str(first), "data-stage": str(stage)}
-        place: Any = {"order": 2 * first - 1}
         wide = work[first : last + 1].sum() > _LEAST_NAMED * work.sum()
-        name = html.Span([*([html.I("stage ")] if wide else []), str(stage)])
-        border = html.Div(
-            name, className="border", role="slider", tabIndex="0", style=place, **value
-        )
-        parts.append(border)
+        look: Any = {"style": {"order": 2 * first - 1}}
+        parts.append(model_graph.border(costs, split, stage, wide, **look))
         for block in range(first, last + 1):
             forward, backward = (of[block] for of in (costs.cycles.forward, costs.cycles.backward))
             title = f"{costs.names[block]}: forward {forward:,}, backward {backward:,} cycles"
-            look: Any = {"order": 2 * block, "flexGrow": max(1, int(work[block]))}
-            parts.append(
-                html.Div(
-                    costs.names[block], className=f"block of-{stage % 2}", title=title, style=look
-                )
-            )
+            look = {"style": {"order": 2 * block, "flexGrow": max(1, int(work[block]))}}
+            name = html.Span(costs.names[block])
+            parts.append(html.Div(name, className=f"block of-{stage % 2}", title=title, **look))
     on = (",".join(map(str, each)) for each in (split.starts, split.ipus))
     data: Any = {"data-split": "@".join(on), "data-blocks": str(len(costs))}
     many = " many" * (len(split.starts) > _MOST_NAMED)

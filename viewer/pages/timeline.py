@@ -14,7 +14,7 @@ import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis import link_slices
+from ipuscope.profiler.analysis import link_slices, shards_of
 from ipuscope.profiler.analysis.host_clock import host_lanes
 from ipuscope.profiler.analysis.named_steps import ExecutedByName
 from ipuscope.profiler.file import records
@@ -73,6 +73,7 @@ def layout(view: View) -> Any:
     )
     of_links = "The share of each link's rate in use; beside its name, of a whole update."
     links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
+    alone = report.target.num_ipus * shards_of(report) == 1
     return [
         common.controls(
             view,
@@ -99,7 +100,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 html.Aside(causes.card(view, "timeline-causes"), className="causes"),
-                html.Div([_hits(), figure, counters, links, *_host(view)]),
+                html.Div([_hits(), figure, counters, *([] if alone else [links]), *_host(view)]),
             ],
             className="workspace",
         ),
@@ -400,7 +401,11 @@ def _details(app: Dash, profiles: Profiles) -> None:
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
         given = number >= 0  # reading the steps in vain takes as long as finding one
-        row = np.flatnonzero(it.report.steps_in_order("step") == number) if given else np.zeros(0)
+        row = (
+            np.flatnonzero(it.report.sequence.steps_in_order("step") == number)
+            if given
+            else np.zeros(0)
+        )
         if len(row):
             theme, frame = common.theme_of(where), it.report.program_steps()
             details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)

@@ -102,15 +102,18 @@ def cycle_error(executable: Executable) -> dict[str, Any]:
     micro_batches = executable.options.micro_batches
     cycles: Counter[str] = Counter()
     types: Counter[str] = Counter()
+    classes = []
     for op in executable.graph.ops:
         runs = 1 if op.direction == Direction.UPDATE else micro_batches
         taken = runs * executable.tree.op_cycles.get(op.id, 0)
-        cycles[class_of(op.aten, *_channels(executable.graph, op))] += taken
+        classes.append(class_of(op.aten, *_channels(executable.graph, op)))
+        cycles[classes[-1]] += taken
         types[_type(executable.graph, op)] += taken
     target = executable.target.name.partition(" ")[0]  # a narrower one is called "mk2 with ..."
     dtype = max(types, key=lambda name: types[name], default="")
     parts = shares(cycles, target, dtype)
     unmeasured = sum(one.share for one in parts if not one.bar.rows)
+    place = {one.name: at for at, one in enumerate(parts)}
     total = whole = _of_programs(executable, target, dtype)
     if unmeasured > 0.5:  # whole models that were measured are of other operators
         made_up = together(parts)
@@ -122,6 +125,7 @@ def cycle_error(executable: Executable) -> dict[str, Any]:
         "unmeasured": round(unmeasured, 4),
         "models": whole.rows,
         "classes": [_class(one) for one in parts],
+        "operators": [place.get(name, -1) for name in classes],
     }
 
 
