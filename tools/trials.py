@@ -28,7 +28,7 @@ from typing import Any
 
 PAGES = ("/", "/pipeline", "/memory", "/rebalance", "/compare", "/query", "/pod")
 COMMANDS = (
-    *("summary", "stages", "ops", "memory", "variables", "liveness", "runs", "timeline"),
+    *("summary", "stages", "ops", "memory", "variables", "liveness", "runs", "pipeline"),
     *("program", "pipeline", "rebalance", "insights", "why", "whatif", "compare", "doctor"),
 )
 

@@ -91,7 +91,7 @@ options.Training.gradientAccumulation(8)
 ENGINE = ("torch", "functorch", "torchgen", "torchmetrics", "lightning", "pytorch_lightning")
 
 # The subcommands that answer about one profile with nothing but its name.
-ANSWERS = ("summary", "insights", "why", "stages", "timeline", "pipeline", "memory", "doctor")
+ANSWERS = ("summary", "insights", "why", "stages", "pipeline", "memory", "doctor")
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 PROFILE, OUT = "PROFILE", "OUT"
 SQL = "SELECT ipu, count(*), sum(cycles) FROM program_steps GROUP BY ipu"
 REPORTS = (
-    *((name, PROFILE) for name in ("summary", "insights", "advise", "why", "stages", "timeline")),
+    *((name, PROFILE) for name in ("summary", "insights", "advise", "why", "stages", "pipeline")),
     *((name, PROFILE) for name in ("pipeline", "pod", "memory", "tile", "liveness", "ops")),
     *((name, PROFILE) for name in ("program", "variables", "rebalance", "whatif", "doctor")),
     ("compare", PROFILE, PROFILE),

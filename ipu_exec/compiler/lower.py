@@ -155,6 +155,7 @@ class _Lowering:
         self.plans: dict[int, Plan] = {}
         # by id: a plan, and the same with vectors over all tiles
         self.wide: dict[int, tuple[Plan, Plan]] = {}
+        self.settings: dict[Any, Machine] = {}  # machines with operators' settings
 
     # -- the order of the program ---
 
@@ -257,13 +258,16 @@ class _Lowering:
             if proportions and op.block >= 0
             else None
         )
-        return replace(
-            machine,
-            proportion=attributes.proportion or own or machine.proportion,
-            partials=attributes.partials or machine.partials,
-            dithering=info(op.aten).convolution
-            and (machine.dithering if attributes.dithering is None else attributes.dithering),
-        )
+        proportion = attributes.proportion or own or machine.proportion
+        dithering = machine.dithering if attributes.dithering is None else attributes.dithering
+        dithering = info(op.aten).convolution and dithering
+        key = ipu, proportion, attributes.partials, dithering
+        if key not in self.settings:
+            partials = attributes.partials or machine.partials
+            self.settings[key] = replace(
+                machine, proportion=proportion, partials=partials, dithering=dithering
+            )
+        return self.settings[key]
 
     def _widened(self, plan: Plan, machine: Machine) -> Plan:
         """Widen the plan to all tiles: lowerings only know the tiles that compute."""

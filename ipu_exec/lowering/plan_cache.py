@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from ipu_exec.lowering.plan import Plan
 
@@ -20,7 +20,8 @@ class PlanCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._plans: WeakValueDictionary[Hashable, Plan] = WeakValueDictionary()
-        self._recent: OrderedDict[int, tuple[Plan, int]] = OrderedDict()  # id -> plan, its bytes
+        self._sizes: dict[int, int] = {}  # id of each of them -> its bytes
+        self._recent: OrderedDict[int, Plan] = OrderedDict()  # by id
         self._bytes = 0
         self._lock = Lock()
 
@@ -29,13 +30,15 @@ class PlanCache:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans.setdefault(key, make())
+        number = id(plan)
         with self._lock:
-            _, size = self._recent.pop(id(plan), (None, 0))
-            self._bytes -= size
-            size = size or plan.nbytes
-            self._recent[id(plan)] = plan, size
-            self._bytes += size
+            if number not in self._sizes:
+                self._sizes[number] = plan.nbytes
+                finalize(plan, self._sizes.pop, number).atexit = False
+            if self._recent.pop(number, None) is None:
+                self._bytes += self._sizes[number]
+            self._recent[number] = plan
             while self._bytes > self._limit:
-                _, (_, freed) = self._recent.popitem(last=False)
-                self._bytes -= freed
+                oldest, _ = self._recent.popitem(last=False)
+                self._bytes -= self._sizes[oldest]
         return plan

@@ -43,7 +43,6 @@ from ipuscope.reports.cli import (
     stages,
     summary,
     tile,
-    timeline,
     variables,
     view,
     whatif,
@@ -60,7 +59,6 @@ _MODULES = (
     advise,
     why,
     stages,
-    timeline,
     pipeline,
     pod,
     memory,
@@ -93,7 +91,7 @@ inference/ as ipu-run --profile-dir leaves it, or one above any number of these;
 _EXAMPLES = """begin with:
   ipu-report summary demo/training       the machine, the speed, the memory, what is odd
   ipu-report stages demo/training        which stage sets the pace, and by how much
-  ipu-report timeline demo/training      the pipeline as text, from ramp-up to ramp-down
+  ipu-report pipeline demo/training      the pipeline as text, from ramp-up to ramp-down
   ipu-report view demo/training          the same and more, in the browser
 
   ipu-report stages --help               each subcommand has its own examples

@@ -1,4 +1,10 @@
-"""Each pipeline cycle: its length, the stage and the work that set it, and how busy the IPUs are.
+"""The pipeline as text, a row an IPU, and each pipeline cycle: what set its length.
+
+In the drawing, each character is an equal part of its pipeline cycle's time and shows what the IPU
+did longest in it: dots are waiting. Where a character stands for several pipeline cycles, it shows
+what most of the busy time goes to, or a dot where the IPU waits for more than half. Numbers after a
+letter are micro-batches, where they fit; a wider terminal (or --width) fits more. 'slowest' is the
+IPU that the others waited for.
 
 A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
 I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.
@@ -10,20 +16,22 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-from ipuscope.reports.cli.timeline import drawing
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ipuscope.profiler import Report
     from ipuscope.profiler.analysis.pipeline import Bubble
-    from ipuscope.reports.tables import Fact, Page
+    from ipuscope.reports.tables import Fact, Lines, Page
 
-HELP = "each pipeline cycle: the slowest stage and why, ramps, bubbles"
+HELP = "the pipeline as text, and each pipeline cycle: the slowest stage and why, bubbles"
 EXAMPLES = """  ipu-report pipeline demo/training
+  ipu-report pipeline --width 200 demo/training              with micro-batch numbers
+  ipu-report pipeline --run 1 --iteration 3 demo/training
   ipu-report pipeline --no-drawing demo/training             the tables only
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
@@ -50,7 +58,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     common.check_not_imported(report)
     from ipuscope.profiler.analysis import pipeline
     from ipuscope.profiler.units import percent
-    from ipuscope.reports.tables import Column, Facts, Lines, Page, Table, identity, say, whole_text
+    from ipuscope.reports.tables import Column, Facts, Page, Table, identity, say, whole_text
     from ipuscope.reports.tables import text as words
 
     common.check_iteration(report, args.which_run, args.iteration)
@@ -89,7 +97,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     )
     parts: list[Table | Facts | Lines] = [
         Table("pipeline", table, (), most=args.top or None),  # first: --csv prints this one
-        *([] if args.no_drawing else [drawing(report, args, tasks, table)]),
+        *([] if args.no_drawing else [_drawing(report, args, tasks, table)]),
         Table(
             "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
         ),
@@ -99,6 +107,28 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         *common.mark(report),
     ]
     return Page(str(report.path), tuple(parts))
+
+
+def _drawing(
+    report: Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
+) -> Lines:
+    """The timeline as wide as the terminal, and which IPUs it stands for."""
+    from ipuscope.profiler.analysis.pod import shards_of
+    from ipuscope.reports.tables import Lines, drawing_width, speaks_unicode
+    from ipuscope.reports.text_timeline import timeline
+
+    replicas, shards = report.target.num_replicas, shards_of(report)
+    unicode = speaks_unicode() and not args.ascii
+    width = args.width or drawing_width()
+    lines = timeline(tasks, cycles, width, unicode, shards, args.each)
+    same = [
+        *([f"A lane is {shards} IPUs that share the tensors of a stage."] * (shards > 1)),
+        *([f"Drawn is one of {replicas} replicas, which do the same."] * (replicas > 1)),
+    ]
+    if same:
+        same.append("ipu-report pod has every IPU.")
+    lines += [((words, "dim"),) for words in textwrap.wrap(" ".join(same), width)]
+    return Lines(tuple(lines), as_drawn=True)
 
 
 def _short(work: str) -> str:

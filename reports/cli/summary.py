@@ -32,7 +32,7 @@ _KINDS = {
     "exchange": ("+", "black on bright_magenta"),
     "sync": ("s", "black on cyan"),
     "external sync": ("e", "black on cyan"),
-    "global exchange": ("x", "black on magenta"),  # as `ipu-report timeline` has it
+    "global exchange": ("x", "black on magenta"),  # as `ipu-report pipeline` has it
     "host I/O": ("h", "black on red"),
     "idle": (".", "dim"),
 }

@@ -293,7 +293,7 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
     from tests.synthetic import synthetic_profile
 
     path = synthetic_profile(tmp_path / "profile.pop")
-    names = ("summary", "stages", "timeline", "memory", "pipeline", "whatif", "rebalance")
+    names = ("summary", "stages", "memory", "pipeline", "whatif", "rebalance")
     code = (
         f"from ipuscope.reports.cli import main\nfor name in {names!r}:\n"
         f"    assert main([name, {str(path)!r}]) == 0\n"

@@ -221,7 +221,7 @@ def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) 
 
 
 # what the vendor's model lacks is said by these; the others answer
-_REFUSE = ("insights", "advise", "pipeline", "timeline")
+_REFUSE = ("insights", "advise", "pipeline")
 
 
 def test_every_subcommand_answers_for_an_imported_profile_or_says_what_it_lacks(

@@ -292,8 +292,8 @@ def test_pipeline_says_who_is_waited_for_and_why(
     assert "F forward" not in drawn
 
 
-def test_timeline_draws_a_lane_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = say(capsys, "timeline", "--ascii", "--width", 60, runs / "training")
+def test_pipeline_draws_a_lane_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "pipeline", "--ascii", "--width", 60, runs / "training")
     assert sum(line.startswith("IPU ") for line in out.splitlines()) == 4
     assert out.isascii() or "─" in out.split("phase")[1]  # only the table beneath may have lines
 
@@ -336,20 +336,6 @@ def test_json_and_csv_have_the_reports_numbers(
         if wanted[column].dtype.kind in "if":
             np.testing.assert_allclose([row[column] for row in page["stages"]], wanted[column])
             np.testing.assert_allclose(table[column], wanted[column])
-
-
-def test_tasks_as_csv_are_the_whole_iteration(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with open_report(runs / "training") as report:
-        wanted = report.tasks(1, iteration=1)
-    table = pd.read_csv(
-        io.StringIO(
-            say(capsys, "timeline", "--run", 1, "--iteration", 1, "--csv", runs / "training")
-        )
-    )
-    assert table["start"].tolist() == wanted["start"].tolist()
-    assert table["micro_batch"].tolist() == wanted["micro_batch"].tolist()
 
 
 def test_memory_tables_agree_with_the_report(
@@ -651,8 +637,8 @@ def test_one_broken_profile_does_not_cost_the_others(
 @pytest.mark.parametrize(
     ("argv", "way_out"),
     [
-        (("timeline", "--run", "9"), "--run 0 to 1"),
-        (("timeline", "--iteration", "9"), "--iteration 0 to 1"),
+        (("pipeline", "--run", "9"), "--run 0 to 1"),
+        (("pipeline", "--iteration", "9"), "--iteration 0 to 1"),
         (("memory", "--ipu", "7"), "--ipu 0 to 3"),
         (("tile", "--ipu", "1", "--tile", "99999"), "--tile 0 to 63"),
         (("tile", "--step", "99999"), "--step 0 to"),
@@ -688,11 +674,10 @@ def test_a_compiled_profile_shows_the_schedule_of_one_call(
 ) -> None:
     """It shows the same numbers as a profile that ran, marked as predicted."""
     path = synthetic_profile(tmp_path / "profile.pop", runs=0)
-    for name in ("timeline", "pipeline"):
-        (said,) = json.loads(say(capsys, name, "--json", path))
-        (ran,) = json.loads(say(capsys, name, "--json", runs / "training"))
-        assert said | {"profile": ""} == ran | {"profile": ""}
-    for name in ("timeline", "pipeline", "summary"):
+    (said,) = json.loads(say(capsys, "pipeline", "--json", path))
+    (ran,) = json.loads(say(capsys, "pipeline", "--json", runs / "training"))
+    assert said | {"profile": ""} == ran | {"profile": ""}
+    for name in ("pipeline", "summary"):
         assert "Predicted: no call was profiled" in say(capsys, name, path)
         assert "redicted: no call" not in say(capsys, name, runs / "training")
     out = " ".join(say(capsys, "summary", path).split())
@@ -713,7 +698,7 @@ def test_a_profile_without_a_schedule_says_so(
         connection.execute("DELETE FROM traces")
     connection.close()
     assert "no schedule" in say(capsys, "summary", path)
-    assert "Compile the model anew" in complain(capsys, 1, "timeline", path)
+    assert "Compile the model anew" in complain(capsys, 1, "pipeline", path)
 
 
 def test_doctor_finds_a_profile_that_contradicts_itself(

@@ -52,7 +52,7 @@ def test_a_proposal_is_written_run_and_verified(
     with open_report(tmp_path / "after" / "training") as after:
         assert after.stages["blocks"].tolist() == ["B1", "B2", "B3, B4"]
         assert after.options["placement"] == str(placement)
-    (row,) = json.loads(say(capsys, "runs", "--json", tmp_path / "after"))[0]["runs"]
+    (row,) = json.loads(say(capsys, "runs", "--json", tmp_path / "after" / "training"))[0]["runs"]
     assert row["predicted_cycles"] == pytest.approx(row["cycles"], rel=0.005)
 
 

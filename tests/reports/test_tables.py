@@ -33,7 +33,6 @@ TABLES = (
     ("memory",),
     ("memory", "--by", "tile"),
     ("pipeline",),
-    ("timeline",),
     ("whatif", "--assign", "0,0,1,2"),
     ("rebalance",),
     ("insights",),
@@ -70,8 +69,6 @@ def test_narrow_terminals_have_every_number(
     def in_columns(columns: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
         said = printed(capsys, *command, profile)
-        if argv[0] == "timeline":  # the drawing has fewer of them where it is narrower
-            said = said[said.rindex("phase ") :]
         if argv[0] == "program":  # names have numbers too ("stage 0"), which go with the name
             said = re.sub(r"(?m)^.*?(?= {2,}\d+ )", "", said)
         return numbers(said)

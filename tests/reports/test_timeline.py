@@ -215,29 +215,25 @@ def test_ipus_that_share_tensors_are_one_row(
     assert [row[:10] for row in rows] == [f"IPU {ipu} x 8 " for ipu in range(4)]
 
 
-@pytest.mark.parametrize("command", ["timeline", "pipeline"])
-def test_a_width_is_obeyed_or_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_width_is_obeyed_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = synthetic_profile(tmp_path / "profile.pop", ipus=2, micro_batches=40)
     for few in ("0", "3", "39"):
         with pytest.raises(SystemExit) as ended:
-            ipu_report([command, "--width", few, str(path)])
+            ipu_report(["pipeline", "--width", few, str(path)])
         assert ended.value.code == 2
         said = f"argument --width: {few} is too narrow: a drawing takes 40 columns or more"
         assert said in capsys.readouterr().err
-    assert ipu_report([command, "--width", "40", str(path)]) == 0
+    assert ipu_report(["pipeline", "--width", "40", str(path)]) == 0
     drawing = capsys.readouterr().out.split("\n\n")[0].splitlines()
     assert 36 < max(map(len, drawing)) <= 40
 
 
-@pytest.mark.parametrize("command", ["timeline", "pipeline"])
 def test_lanes_of_many_ipus_that_are_alike_are_one(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A drawing of 24 IPUs fits a page, and has the same lanes as the one of each."""
     path = synthetic_profile(tmp_path / "profile.pop", ipus=24, micro_batches=60, steps_per_body=3)
-    common = [command, "--ascii", "--width", "80", str(path)]
+    common = ["pipeline", "--ascii", "--width", "80", str(path)]
     assert ipu_report(common) == 0
     folded = [line for line in capsys.readouterr().out.splitlines() if line.startswith("IPU ")]
     assert ipu_report([*common, "--each"]) == 0
@@ -250,14 +246,13 @@ def test_lanes_of_many_ipus_that_are_alike_are_one(
     assert count + sum(int(one[1]) for one in more if one) == 24
 
 
-@pytest.mark.parametrize("command", ["timeline", "pipeline"])
 def test_of_replicas_one_is_drawn_and_that_is_said(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = synthetic_profile(tmp_path / "profile.pop", ipus=2, micro_batches=4)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE target SET num_replicas = 2, num_ipus = 4")
-    assert ipu_report([command, "--ascii", "--width", "60", str(path)]) == 0
+    assert ipu_report(["pipeline", "--ascii", "--width", "60", str(path)]) == 0
     said = capsys.readouterr().out
     assert said.count("\nIPU ") == 2
     assert "Drawn is one of 2 replicas, which do the same. ipu-report pod" in " ".join(said.split())

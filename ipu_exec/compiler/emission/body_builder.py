@@ -122,7 +122,7 @@ class OperatorSteps:
                 # a sync is named after the exchange that it precedes
                 name = step_name(op.name, part_name + one.name[len(plan.steps[part].name) :])
                 body.steps.append(one.in_operator(op.id, name, plan, part))
-            ends.append(body.last)
+            ends.append(len(body.steps) - 1)
         body.loops += [
             Loop(starts[loop.first], ends[loop.stop - 1] + 1, loop.times) for loop in once.loops
         ]

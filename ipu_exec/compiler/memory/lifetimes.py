@@ -31,8 +31,12 @@ class Lifetimes:
         weights: Collection[int],
     ) -> None:
         """``weights``: their storages."""
-        self.placement, self.tree, self.bodies = placement, tree, bodies
-        self.weights = weights
+        self.placement, self.tree, self.weights = placement, tree, weights
+        # of each storage: number and first position of the bodies that touch it
+        self.touching: dict[int, list[tuple[int, Body, int]]] = {}
+        for number, (body, at) in enumerate(bodies):
+            for storage in body.touched:
+                self.touching.setdefault(storage, []).append((number, body, at))
 
     def of(self, storage: int, stage: int) -> list[Span]:
         """The intervals during which a stage holds the tensor.
@@ -62,8 +66,8 @@ class Lifetimes:
         """The positions at which each task's bodies touch it, and those of copies between IPUs."""
         spans: dict[int, Span] = {}
         copied: Span | None = None
-        for body, at in self.bodies:
-            if storage not in body.touched or body.stage not in (stage, -1):
+        for _, body, at in self.touching.get(storage, ()):
+            if body.stage not in (stage, -1):
                 continue
             first, last = body.touched[storage]
             if body.task == schedule_types.COPY:
@@ -98,8 +102,8 @@ class Lifetimes:
         in_pipelines = self.placement.phases and self.placement.pipelined
         stays = in_pipelines and stage in self.tree.turning and storage in self.weights
         spans: dict[int | str, Span] = {}
-        for number, (body, at) in enumerate(self.bodies):
-            if storage in body.touched and body.stage in (stage, -1):
+        for number, body, at in self.touching.get(storage, ()):
+            if body.stage in (stage, -1):
                 first, last = body.touched[storage]
                 part = _PART.get(body.task, Direction.BACKWARD)
                 turns = body.stage in self.tree.turning and body.task in (

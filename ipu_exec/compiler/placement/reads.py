@@ -9,6 +9,8 @@ from ipu_exec.lowering import info
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
     unread = info(op.aten).unread_operands(op.args)
+    if not unread:
+        return op.inputs
     return tuple(value for at, value in enumerate(op.inputs) if at not in unread)
 
 

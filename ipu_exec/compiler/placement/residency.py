@@ -59,14 +59,10 @@ class Residency:
     places: Places
     traffic: Mapping[tuple[str, int], Traffic]  # of phases, by direction and stage
     moving: Mapping[int, bool]  # storages that phases move, and whether after every one
+    away: frozenset[int]  # storages that are loaded before a use and stored after a change
     turning: frozenset[int]  # phased: stages whose backward follows their forward at once
     parted_weights: frozenset[int]  # of which each replica has a part
     across: bool  # what is overlapped is so from one device iteration into the next
-
-    @property
-    def away(self) -> frozenset[int]:
-        """Storages that are loaded before they are used and stored after they are changed."""
-        return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
         """Storages that are at times off the chip or sharded, and if loaded for each part."""
@@ -119,6 +115,7 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         places,
         phased.traffic,
         phased.moving,
+        away,
         _turning(placement, options),
         frozenset(s for s in places.split if graph.storages[s].role == Role.WEIGHT),
         overlap.across(graph, options.iterations),

@@ -305,7 +305,7 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
         assert report.options["executionStrategy"].startswith(
             type(options.execution_strategy).__name__
         )
-    for command in ("doctor", "summary", "stages", "timeline", "memory"):
+    for command in ("doctor", "summary", "stages", "pipeline", "memory"):
         assert main([command, str(tmp_path / "training")]) == 0, command
     assert main(["rebalance", str(tmp_path / "training")]) == 1
     assert "was phased" in capsys.readouterr().err
