@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import combinations
 from math import ceil
 
+from ipuscope.planner.advice.largest_modules import too_large_alone
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
@@ -133,6 +134,8 @@ def way_to_fit(
     if least <= len(basis.costs):
         more = attached(max(least, ipus + 1))
         words += f" With the present settings it needs at least {count(least, 'IPU')}."
+    elif not len(report.blocks) and (why := too_large_alone(report)):
+        return f"{words} {why}"
     elif len(basis.costs) == 1:
         more = attached(
             max(ipus + 1, ceil(max(one.nbytes / one.limit for one in _verdicts(basis, Levers()))))
