@@ -64,13 +64,15 @@ def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
 def static(
     report: Report, theme: Theme, direction: str = "forward", colour: str = "cycles"
 ) -> Drawing:
-    """The model's Blocks or modules, equal ones together: a row a rank. ValueError: no such colour.
+    """The model's Blocks or modules, equal ones together: a row a rank.
 
-    ``colour``: of `COLOURS`.
+    ``colour``: of `COLOURS`. Raises ValueError of another, and where the graph has no operator.
     """
     if colour not in COLOURS:
         raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
     graph = model_graph.graph(report, (), direction, together=True)
+    if not graph.nodes:
+        raise ValueError(f"{report.path}: no operator of the {direction}")
     made, _, words = elements(report, graph, None, colour, theme)
     nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
     place = {one["id"]: at for at, one in enumerate(nodes)}
@@ -184,6 +186,8 @@ def elements(
     inside = {} if split is None else set(split.starts[1:]) - {one.blocks[0] for one in nodes}
     if inside:
         summary += f"; {units.count(len(inside), 'border')} of stages within equal layers"
+    if not nodes:
+        summary = "No operator of that direction is in this profile"
     if len(nodes) < len(graph.nodes):
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     if hidden:

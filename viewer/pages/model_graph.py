@@ -55,6 +55,7 @@ def card(view: View, borders: bool = True) -> Any:
         style={"width": "100%", "height": f"{HIGHEST}px"},
         responsive=True,
         zoom=0.9,
+        pan={"x": 28, "y": 8},
         minZoom=0.05,
         maxZoom=3,
         elements=[],
