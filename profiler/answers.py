@@ -40,8 +40,8 @@ T = TypeVar("T")
 R = TypeVar("R", bound="Profile")
 
 
-class Profile(Protocol):
-    """The interface of a report that this module needs."""
+class File(Protocol):
+    """The interface of a report's file that this module needs."""
 
     path: Path
 
@@ -51,6 +51,12 @@ class Profile(Protocol):
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """The result of ``make``, computed once in this process."""
+
+
+class Profile(Protocol):
+    """A report, on its file."""
+
+    file: Any  # a `File`
 
 
 def stored(function: Callable[[R], T]) -> Callable[[R], T]:
@@ -63,7 +69,7 @@ def stored(function: Callable[[R], T]) -> Callable[[R], T]:
 
     @wraps(function)
     def answer(report: R) -> T:
-        return report.once(name, lambda: _answer(report, name, function))
+        return report.file.once(name, lambda: _answer(report, name, function))
 
     STORED[name] = answer
     return answer
@@ -96,10 +102,11 @@ def is_stored(report: Profile, function: Callable[..., Any]) -> bool:
 def _store_of(report: Profile) -> Store | None:
     """The store of a report's answers; None if its file is growing or was replaced."""
     try:
-        if not report.state or state_of(report.path) != report.state:
+        file: File = report.file
+        if not file.state or state_of(file.path) != file.state:
             return None
         calibration = os.environ.get(CALIBRATION)
-        return Store(content(report.path), *([content(calibration)] if calibration else ()))
+        return Store(content(file.path), *([content(calibration)] if calibration else ()))
     except OSError:
         return None
 

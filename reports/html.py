@@ -267,7 +267,7 @@ def _lanes(report: Report) -> Lanes:
     drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
     if not drawable(report, 0, 0, drawn.ipus):
         return drawn
-    return drawn.with_steps(StepRows.of(report.executed(0, drawn.ipus, 0), drawn.ipus))
+    return drawn.with_steps(StepRows.of(report.trace.executed(0, drawn.ipus, 0), drawn.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:

@@ -30,6 +30,8 @@ from ipuscope.profiler.units import shortened
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ipuscope.profiler.report.query import Answer
+
 DEFAULT_WIDTH = 80  # of a drawing where standard output is not a terminal
 FORMULA_SIGNS = "=+-@"  # a spreadsheet takes a cell that begins with one for a formula
 _ENDLESS = 1 << 20  # columns: no limit
@@ -111,7 +113,7 @@ class Table:
     """
 
     name: str
-    frame: pd.DataFrame
+    frame: pd.DataFrame | Answer
     columns: tuple[Column, ...]
     title: str = ""
     most: int | None = None
@@ -119,7 +121,7 @@ class Table:
     note: str = ""  # below it there
 
     @property
-    def shown(self) -> pd.DataFrame:
+    def shown(self) -> pd.DataFrame | Answer:
         """The rows that are printed."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
@@ -374,7 +376,7 @@ def _rows(part: Table | Facts) -> Iterable[list[Any]]:
     return [[json.dumps(value) if isinstance(value, (list, dict)) else value for value in flat]]
 
 
-def _records(frame: pd.DataFrame) -> Iterable[dict[str, Any]]:
+def _records(frame: pd.DataFrame | Answer) -> Iterable[dict[str, Any]]:
     names = [str(name) for name in frame.columns]
     columns = [[plain(value) for value in frame[name].tolist()] for name in frame.columns]
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))

@@ -304,7 +304,7 @@ def frames(path: Path) -> None:
         variables = _tried(lambda: report.variables)
         if variables is not None:
             for id in variables.index[:3].tolist():
-                _tried(lambda id=id: report.variable_tiles(id))
+                _tried(lambda id=id: report.usage.variable_tiles(id))
         target = _tried(lambda: report.target)
         for ipu in range(min(2, target.ipus_per_replica) if target is not None else 0):
             _tried(lambda ipu=ipu: report.tiles(ipu))

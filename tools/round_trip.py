@@ -47,7 +47,7 @@ def _operators(own: Report, other: Report) -> Iterator[str]:
     for name in _OF_OP:
         if ops[name].tolist() != again[name].tolist():
             yield f"operators: {name}"
-    steps = own.columns_of(records.Step)  # code that operators share is the first one's
+    steps = own.file.table(records.Step)  # code that operators share is the first one's
     shares = steps["op"][(steps["code"] >= 0) & (steps["code"] != steps["id"])]
     if not len(shares) and ops["cycles"].tolist() != again["cycles"].tolist():
         yield "operators: cycles"

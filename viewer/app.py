@@ -318,7 +318,7 @@ def _too_full(view: View) -> Any:
     worst = max(over, key=lambda one: one.bytes_over)
     ipu, tile, step = worst.ipu, worst.tile, worst.position
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
-    name = report.names_of_steps(ipu, np.array([step]))[0]
+    name = report.sequence.names_of_steps(ipu, np.array([step]))[0]
     words = (
         f" {worst}, {worst.bytes_over:,} bytes more than it has, at step {step} ({name}).{more} "
     )

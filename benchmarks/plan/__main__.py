@@ -46,11 +46,14 @@ def main() -> int:
         "--evidence",
         nargs="+",
         metavar="NAME",
-        help=f"rows of docs/plan.md, of {', '.join(evidence.SCRIPTS)}",
+        help=f"rows of docs/plan.md, of {', '.join(evidence.SCRIPTS)} (all)",
     )
+    parser.add_argument("--on", type=int, nargs="+", default=evidence.IPUS, help="IPUs of the rows")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are made at a time")
     args = parser.parse_args()
     if args.evidence:
-        evidence.write(args.evidence)
+        names = evidence.SCRIPTS if "all" in args.evidence else args.evidence
+        evidence.write(names, args.on, args.jobs)
         return 0
     warnings.simplefilter("ignore")
     if args.two_workers is not None:

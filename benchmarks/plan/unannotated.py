@@ -1,4 +1,4 @@
-"""A model of examples/models as somebody's script has it: no Blocks, its own batch loop.
+"""A model of any_model as somebody's script has it: no Blocks, its own batch loop.
 
 ipu-run --compile-only benchmarks/plan/unannotated.py NAME [MICRO_BATCHES]
 """
@@ -9,10 +9,10 @@ import sys
 
 import poptorch
 
-from examples.models import build
+from benchmarks.plan.more_models import any_model
 
 name, micro_batches = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 16
-example = build(name)
+example = any_model(name)
 model = example.module.train()
 options = poptorch.Options()
 options.Training.gradientAccumulation(micro_batches)

@@ -120,7 +120,7 @@ def dense(path: Path, target: Path) -> tuple[float, int]:
         arrays[f"step_{name}"] = np.array(
             [np.zeros(tiles) if row is None else row for row in rows], dtype=np.int32
         )
-    held = [report.variable_tiles(id) for id in report.variables.index.tolist()]
+    held = [report.usage.variable_tiles(id) for id in report.variables.index.tolist()]
     arrays["variable_bytes"] = np.array(held, dtype=np.int32)
     for ipu in range(report.target.ipus_per_replica):
         arrays[f"live_{ipu}"] = report.liveness_map(ipu).astype(np.int32)

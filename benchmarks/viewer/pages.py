@@ -118,7 +118,7 @@ def _sizes(profiles: dict[str, Path]) -> str:
     for name, path in profiles.items():
         with open_report(path) as report:
             steps, variables = (
-                report.columns_of(record).rows for record in (records.Step, records.Variable)
+                report.file.table(record).rows for record in (records.Step, records.Variable)
             )
             tasks = len(report.tasks(0, iteration=0)) if len(report.runs) else 0
         said.append(f"{steps:,} program steps, {variables:,} variables, {tasks:,} tasks ({name})")

@@ -8,11 +8,10 @@ from functools import reduce
 from itertools import combinations
 from math import ceil
 
-from ipuscope.planner.advice.search import memory_in_words
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.levers.levers import Basis, memory_in_words
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers
@@ -109,7 +108,7 @@ def way_to_fit(
     prediction. ValueError if the profile has no costs of Blocks.
     """
     basis = basis_of(report)
-    one = report.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
+    one = report.file.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
     if one is not None:
         how = "Predicted to fit with the fewest changes"
         if compiled is not None:

@@ -9,7 +9,7 @@ from math import log2
 from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.levers.levers import Basis, has_open_code, memory_in_words
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import (
     KEEP,
@@ -31,14 +31,13 @@ from ipuscope.planner.mappings.plan import Candidate
 from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
-from ipuscope.planner.predict.memory_verdict import Answer, Verdict, summary
+from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
-_DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
 _FEW_STAGES = 16  # with more, no other split is searched
 _ROUNDS = 3  # settings for a split, then a split for the settings
 
@@ -73,11 +72,29 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised:
-    """The present, levers that gain alone (most first), and the best combination of two or more."""
+    """The present, levers that gain alone (most first), and the best combination of two or more.
+
+    Where it is open whether a lever's best setting fits, ``single`` has the best that surely does,
+    too; ``surely``: the same of ``together``.
+    """
 
     present: Advice
     single: tuple[Advice, ...]
     together: Advice | None
+    surely: Advice | None = None
+
+    @property
+    def every(self) -> list[Advice]:
+        """All of them: combinations first."""
+        return [*filter(None, (self.together, self.surely)), *self.single]
+
+    def instead_of(self, advice: Advice) -> Advice | None:
+        """The best setting of the same levers that surely fits, where this may not."""
+        if advice.memory == Answer.FITS:
+            return None
+        some = [self.surely] if advice is self.together else self.single
+        alike = (one for one in some if one and one.levers.pulled == advice.levers.pulled)
+        return next((one for one in alike if one.memory == Answer.FITS), None)
 
 
 def advise(report: Report, allowed: Allowed = KEEP) -> Advised:
@@ -93,7 +110,7 @@ def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
     """`advise` for a profile that was already read; computed once for the report."""
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, allowed)
-    return basis.report.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
+    return basis.report.file.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
 
 
 @in_one_thread
@@ -105,13 +122,23 @@ def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
     single = _best_of_each(basis, [one for one in alone if _gains(one, now)])
+    together = _several(basis, allowed, single, now)
+    surely = None
+    if together is not None and together.memory != Answer.FITS:
+        sure = [one for one in single if one.memory == Answer.FITS]
+        surely = _several(replace(basis, surely=True), allowed, sure, now)
+    return Advised(present, tuple(single), together, surely)
+
+
+def _several(basis: Basis, allowed: Allowed, single: Sequence[Advice], now: float) -> Advice | None:
+    """The best combination of two or more levers; None where a single one is as quick."""
     best = _together(basis, allowed, single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     # a micro-batch traded for accumulation is one lever, and among the single ones
     several = len(best.pulled) > 1 and best not in [one.levers for one in single]
     several = several and together.samples_per_second >= most and _gains(together, now)
-    return Advised(present, tuple(single), together if several else None)
+    return together if several else None
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
@@ -149,37 +176,29 @@ def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:
     return min(refused, key=lambda one: one.fullest, default=None)
 
 
-def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
-    """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
-    worst = min(ipus, key=lambda one: one.free)
-    if _has_open_code(ipus):
-        return f"IPU {worst.ipu}: its code did not fit: compile to know"
-    if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
-        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
-    return summary(ipus)
-
-
-def _has_open_code(ipus: Sequence[Verdict]) -> bool:
-    """Whether code was too large, and what it is with other operators only a compile tells."""
-    worst = min(ipus, key=lambda one: one.free)
-    return worst.answer is Answer.CLOSE and worst.of_code
-
-
 def _gains(advice: Advice, now: float) -> bool:
     return not advice.problems and advice.samples_per_second > now * (1 + LEAST_GAIN)
 
 
 def _best_of_each(basis: Basis, advices: Sequence[Advice]) -> list[Advice]:
-    """The best setting of each lever, most samples a second first, with open code last."""
+    """The best setting of each lever, most samples a second first, with open code last.
+
+    Behind one that may not fit also the best that surely does.
+    """
 
     def last(one: Advice) -> tuple[bool, float]:
-        return _has_open_code(basis.memory_with(one.levers)), -one.samples_per_second
+        return has_open_code(basis.memory_with(one.levers)), -one.samples_per_second
 
     ranked = sorted(advices, key=last)
-    best: dict[tuple[str, ...], Advice] = {}
+    best, sure = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    kept = []
     for advice in ranked:
-        best.setdefault(advice.levers.pulled, advice)
-    return list(best.values())
+        lever, fits = advice.levers.pulled, advice.memory == Answer.FITS
+        if lever not in best or (fits and lever not in sure):
+            kept.append(advice)
+        best.add(lever)
+        sure |= {lever} if fits else set()
+    return kept
 
 
 # -- settings of each lever ---

@@ -57,7 +57,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
 
     These are the accumulators, or the gradients where an update has one micro-batch.
     """
-    variables = report.columns_of(records.Variable)
+    variables = report.file.table(records.Variable)
     block, nbytes = variables["block"], variables["bytes"]
     gradients = variables.equals("role", Role.ACCUMULATOR) & (block >= 0)
     if not gradients.any():
@@ -68,7 +68,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
 
 def _read_by_updates(report: Report) -> np.ndarray:
     """Ids of variables that an operator of a weight update reads or writes."""
-    uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
+    uses, ops = report.file.table(records.Use), report.file.table(records.Op)
     updates = ops["id"][ops.equals("direction", Direction.UPDATE)]
     chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
     return chosen

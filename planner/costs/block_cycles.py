@@ -85,19 +85,19 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     A weight from off the chip or the replicas comes once for recomputation and backward: it is the
     backward's (an estimate for a stage that would no longer recompute: biases then need not come).
     """
-    block, where, cycles = map(report.steps_in_order, ("block", "stage", "spent"))
+    block, where, cycles = map(report.sequence.steps_in_order, ("block", "stage", "spent"))
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
-    own_steps &= ~report.steps_with("purpose", *_STASHING)
-    brought = report.steps_with("kind", *_FOR_BOTH)
+    own_steps &= ~report.sequence.steps_with("purpose", *_STASHING)
+    brought = report.sequence.steps_with("kind", *_FOR_BOTH)
     # a collective of shards is part of its operator
-    brought = brought & ~report.steps_with("purpose", Purpose.OPERATOR)
+    brought = brought & ~report.sequence.steps_with("purpose", Purpose.OPERATOR)
 
     def of(chosen: np.ndarray) -> np.ndarray:
         return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))
 
-    again = report.steps_with("direction", Direction.RECOMPUTE)
-    backward = report.steps_with("direction", Direction.BACKWARD) | (again & brought)
-    return of(report.steps_with("direction", Direction.FORWARD)), of(backward)
+    again = report.sequence.steps_with("direction", Direction.RECOMPUTE)
+    backward = report.sequence.steps_with("direction", Direction.BACKWARD) | (again & brought)
+    return of(report.sequence.steps_with("direction", Direction.FORWARD)), of(backward)
 
 
 def recomputes(report: Report, pipelined_training: bool) -> bool:
@@ -119,9 +119,9 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     if written is not None:
         cycles = {name: written[name] for name in names}
         return {**cycles, "closed": cycles["closed"] > 0}
-    block, cycles_of = map(report.steps_in_order, ("block", "spent"))
-    ran = report.steps_with("direction", Direction.RECOMPUTE)
-    ran &= ~report.steps_with("purpose", *_STASHING)
+    block, cycles_of = map(report.sequence.steps_in_order, ("block", "spent"))
+    ran = report.sequence.steps_with("direction", Direction.RECOMPUTE)
+    ran &= ~report.sequence.steps_with("purpose", *_STASHING)
     measured = sum_by(block[ran], cycles_of[ran], len(forward))
     ends = np.append(np.diff(stage) != 0, True) & (measured > 0)
     of_final = stage == stage.max(initial=0)

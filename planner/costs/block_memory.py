@@ -178,7 +178,7 @@ Pieces = list[tuple[list[int], list[int], list[int]]]
 
 def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
     """Operators, and the ids of variables that each uses."""
-    columns = report.columns_of(records.Use)
+    columns = report.file.table(records.Use)
     return columns["op"], columns["variable"]
 
 
@@ -190,7 +190,7 @@ def _carried(
     tied: TiedGradients,
 ) -> Carried:
     """The tensors that Blocks pass on, among the variables that come and go."""
-    table = report.columns_of(records.Op)
+    table = report.file.table(records.Op)
     row, op = variables.rows_of(uses[1]), rows_of(table["id"], uses[0])
     is_listed = (row >= 0) & (op >= 0)
     row, op = row[is_listed], op[is_listed]
@@ -314,7 +314,7 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
     stranger's is invalid, code belongs to the Block that ran it first.
     """
     nothing = np.zeros(blocks, dtype=np.int64)
-    variables = report.columns_of(records.Variable)
+    variables = report.file.table(records.Variable)
     is_code = (variables["role"] == Role.PROGRAM) & (variables["always_live"] != 0)
     ids = variables["id"][is_code]
     written: Any = report.meta.get("code")
@@ -360,7 +360,7 @@ def _saved(
 
 def _made_by_own_forward(report: Report, variables: Variables, stage: np.ndarray) -> np.ndarray:
     """Rows of activations that a forward operator of a Block made, on the Block's own stage."""
-    table = report.columns_of(records.Op)
+    table = report.file.table(records.Op)
     forward = table["id"][table["direction"] == Direction.FORWARD]
     activations = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
     activations &= np.isin(variables.op, forward)

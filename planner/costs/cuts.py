@@ -48,7 +48,7 @@ class Ties:
     def from_report(cls, report: Report) -> Ties:
         """From the forward operators that read each weight."""
         uses, ops, variables = (
-            report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
+            report.file.table(record) for record in (records.Use, records.Op, records.Variable)
         )
         variables.read("id", "tensor", "bytes")
         is_weight = variables.equals("role", Role.WEIGHT)
@@ -68,7 +68,9 @@ class Ties:
             first.setdefault(tensor, row)
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
         return cls(
-            tuple(report.variable_name(int(variables["id"][first[tensor]])) for tensor in tied),
+            tuple(
+                report.usage.variable_name(int(variables["id"][first[tensor]])) for tensor in tied
+            ),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
             tuple(size[tensor] for tensor in tied),
             tuple(tied),

@@ -96,7 +96,7 @@ class Sizes:
 def variables_alike(report: Report) -> pd.DataFrame:
     """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
     names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
-    variables = report.variables_with(*names)
+    variables = report.usage.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
     shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
     by_role = variables["role"].isin(_WEIGHTS).to_numpy()
@@ -229,7 +229,7 @@ def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
 
 def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     """Ids of operators that read and write nothing but what is like a weight."""
-    uses = report.columns_of(records.Use)
+    uses = report.file.table(records.Use)
     if not len(uses["op"]):
         return np.zeros(0, dtype=np.int64)
     is_listed = np.isin(uses["variable"], variables.index)
@@ -241,7 +241,7 @@ def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
 
 def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
     """Ids of operators that read or write accumulators of gradients."""
-    uses = report.columns_of(records.Use)
+    uses = report.file.table(records.Use)
     accumulators = variables.index[variables["role"] == Role.ACCUMULATOR]
     ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], accumulators)])
     return ops

@@ -41,7 +41,7 @@ class HostStreams:
 
         Inputs are those of the Blocks that first read them, outputs the last Block's.
         """
-        bodies = report.columns_of(records.Body)
+        bodies = report.file.table(records.Body)
 
         def spent(task: BodyTask) -> dict[int, int]:
             of_task = bodies.equals("task", task)

@@ -56,7 +56,7 @@ class MachineCosts(links.Links):
         def value(key: str) -> float:
             return number(meta, key, before[key])
 
-        bodies = report.columns_of(records.Body)
+        bodies = report.file.table(records.Body)
         syncs = bodies["cycles"][bodies.equals("task", BodyTask.SYNC)]
         rate = value("link_bytes_per_cycle") or 1.0
         return cls(

@@ -47,10 +47,10 @@ class Variables:
     @classmethod
     def of(cls, report: Report) -> Variables:
         """In the order of the profile's table."""
-        table = report.columns_of(records.Variable)
+        table = report.file.table(records.Variable)
         same = ("id", "ipu", "role", "tensor", "parameter", "op", "block", "stage", "start", "stop")
         table.read(*COLUMNS_OF_VARIABLES)
-        vector, vectors = report.variable_vectors
+        vector, vectors = report.usage.variable_vectors
         every = cls(
             **{name: table[name] for name in same},
             nbytes=table["bytes"],
@@ -106,9 +106,9 @@ class Steps:
     @classmethod
     def of(cls, report: Report) -> Steps:
         """The steps of all IPUs."""
-        report.columns_of(records.Step).read(*COLUMNS_OF_STEPS)
+        report.file.table(records.Step).read(*COLUMNS_OF_STEPS)
         names = ("ipu", "op", "direction", "purpose", "stage", "block")
-        columns = {name: report.steps_in_order(name) for name in names}
+        columns = {name: report.sequence.steps_in_order(name) for name in names}
         begin = np.searchsorted(columns["ipu"], np.arange(report.target.ipus_per_replica + 1))
         return cls(**columns, begin=begin)
 

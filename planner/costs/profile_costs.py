@@ -34,12 +34,12 @@ class Costs(BlockCosts):
     @classmethod
     def from_report(cls, report: Report) -> Costs:
         """Costs from a profile; ValueError: no Blocks, or phases, which have nothing to move."""
-        return report.once("costs of Blocks", lambda: cls._read(report))
+        return report.file.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod
     def of_phases(cls, report: Report) -> Costs:
         """Costs of phased execution, whose stages are not moved; without what its tiles hold."""
-        return report.once("costs of phases", lambda: cls._read_blocks(report, tiles=False))
+        return report.file.once("costs of phases", lambda: cls._read_blocks(report, tiles=False))
 
     @classmethod
     def _read(cls, report: Report) -> Costs:
@@ -155,9 +155,9 @@ class Costs(BlockCosts):
         """Peak bytes of each IPU's tiles, ``without`` the variables of these ids."""
         peaks = {}
         for ipu in sorted(set(self.ipus)):
-            variables = report.ipu_variables(ipu)
+            variables = report.usage.ipu_variables(ipu)
             chosen = ~np.isin(variables.id, without)
-            peaks[ipu] = report.peaks_of(ipu, chosen).tile_peak
+            peaks[ipu] = report.usage.peaks_of(ipu, chosen).tile_peak
         return peaks
 
     def _copies_of_ties(self, report: Report) -> np.ndarray:
@@ -187,9 +187,11 @@ class Costs(BlockCosts):
 
     def _without_moves(self, report: Report) -> Costs:
         """Updates without `moves`; state that moves with its weight or accumulator stays in."""
-        op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
-        update = report.steps_with("direction", Direction.UPDATE)
-        moving = update & report.steps_with("purpose", *_REMOTE)
+        op, block, ipu, cycles = map(
+            report.sequence.steps_in_order, ("op", "block", "ipu", "cycles")
+        )
+        update = report.sequence.steps_with("direction", Direction.UPDATE)
+        moving = update & report.sequence.steps_with("purpose", *_REMOTE)
         alone, with_others = moving & (op < 0), moving & (op >= 0)
         moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
         costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
@@ -291,20 +293,20 @@ def _meeting(
     Only where an operator joins numbers of several weights, as clipping by the norm of all does.
     One IPU exchanges nothing: there it is what the links would take.
     """
-    ops = report.columns_of(records.Op)
+    ops = report.file.table(records.Op)
     joins = [name for name in ops.coded("aten")[1].tolist() if name.startswith("aten.stack.")]
     of_update = ops.equals("direction", Direction.UPDATE)
     if not any((of_update & ops.equals("aten", name)).any() for name in joins):
         return None, 0
-    op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
-    updates = report.steps_with("direction", Direction.UPDATE)
-    meets = report.steps_with("purpose", Purpose.COPY, Purpose.EXTERNAL_SYNC)
+    op, block, ipu, cycles = map(report.sequence.steps_in_order, ("op", "block", "ipu", "cycles"))
+    updates = report.sequence.steps_with("direction", Direction.UPDATE)
+    meets = report.sequence.steps_with("purpose", Purpose.COPY, Purpose.EXTERNAL_SYNC)
     meets = meets & updates & (op >= 0) & (block >= 0)
     if not meets.any():
         return 2 * (machine.sync + machine.link_latency), 0
     ipus = report.target.ipus_per_replica
     # of no Block: what comes from streaming memory, and goes there
-    everything = updates & ~report.steps_with("purpose", Purpose.ALL_GATHER)
+    everything = updates & ~report.sequence.steps_with("purpose", Purpose.ALL_GATHER)
     whole, own = (
         int(sum_by(ipu[chosen], cycles[chosen], ipus).max())
         for chosen in (everything, everything & ~meets)
@@ -315,11 +317,11 @@ def _meeting(
 def _reduce_cycles(report: Report) -> int:
     """The busiest IPU's cycles for gradients before the update and weights after one in parts."""
     ipus = report.target.ipus_per_replica
-    bodies = report.columns_of(records.Body)
+    bodies = report.file.table(records.Body)
     reduces = bodies.equals("task", BodyTask.REDUCE)
-    block, ipu, cycles = map(report.steps_in_order, ("block", "ipu", "cycles"))
-    gathers = report.steps_with("purpose", Purpose.ALL_GATHER) & (block < 0)
-    gathers &= report.steps_with("direction", Direction.UPDATE)
+    block, ipu, cycles = map(report.sequence.steps_in_order, ("block", "ipu", "cycles"))
+    gathers = report.sequence.steps_with("purpose", Purpose.ALL_GATHER) & (block < 0)
+    gathers &= report.sequence.steps_with("direction", Direction.UPDATE)
     spent = sum_by(bodies["ipu"][reduces], bodies["cycles"][reduces], ipus)
     spent += sum_by(ipu[gathers], cycles[gathers], ipus)
     return int(spent.max(initial=0))

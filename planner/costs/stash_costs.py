@@ -66,8 +66,8 @@ class StashCosts:
 
     def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
         """With what profiled stages, by their ``first`` Block, took beyond ``fitted`` cycles."""
-        stage, cycles = map(report.steps_in_order, ("stage", "cycles"))
-        stashing = report.steps_with("purpose", Purpose.STASH)
+        stage, cycles = map(report.sequence.steps_in_order, ("stage", "cycles"))
+        stashing = report.sequence.steps_with("purpose", Purpose.STASH)
         spent = sum_by(stage[stashing], cycles[stashing], len(first))
         beyond = np.zeros(self.blocks, dtype=np.int64)
         beyond[first[:-1]] = (spent - fitted)[:-1]
@@ -120,9 +120,9 @@ def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.nda
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
     """Base and rate (per byte) of the cycles to stash a tensor, fitted to the profile's stashes."""
-    tensor, stage, cycles = map(report.steps_in_order, ("tensor", "stage", "cycles"))
-    stashing = report.steps_with("purpose", Purpose.STASH)
-    stashes = report.columns_of(records.Variable)
+    tensor, stage, cycles = map(report.sequence.steps_in_order, ("tensor", "stage", "cycles"))
+    stashing = report.sequence.steps_with("purpose", Purpose.STASH)
+    stashes = report.file.table(records.Variable)
     is_stash = stashes.equals("role", Role.STASH)
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {

@@ -44,7 +44,7 @@ class TiedGradients:
         if not len(ties):
             return cls()
         uses, ops, variables = (
-            report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
+            report.file.table(record) for record in (records.Use, records.Op, records.Variable)
         )
         row, op = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
         is_listed = (row >= 0) & (op >= 0)
@@ -72,8 +72,8 @@ class TiedGradients:
             return cls()
         homes, readers, added = (np.array(column) for column in zip(*travels.values(), strict=True))
         spent = sum_by(
-            rows_of(ops["id"], report.steps_in_order("op")),
-            report.steps_in_order("spent"),
+            rows_of(ops["id"], report.sequence.steps_in_order("op")),
+            report.sequence.steps_in_order("spent"),
             len(ops["id"]),
         )
         return cls(homes, readers, np.array(list(travels)), spent[added], ops["block"][added])

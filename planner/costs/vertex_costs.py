@@ -128,14 +128,14 @@ class StepVertices:
 
 def step_vertices(report: Report, steps: np.ndarray) -> StepVertices:
     """The vertices of steps by their ids, each by the first type of its compute set."""
-    uses, types = report.columns_of(records.VertexUse), report.columns_of(records.VertexType)
+    uses, types = report.file.table(records.VertexUse), report.file.table(records.VertexType)
     sets, first = np.unique(uses["compute_set"], return_index=True)
     type_of_set = dict(zip(sets.tolist(), uses["vertex_type"][first].tolist(), strict=True))
     cost_of_type = {
         int(number): of_vertex(str(name))
         for number, name in zip(types["id"], types["name"], strict=True)
     }
-    table = report.columns_of(records.Step)
+    table = report.file.table(records.Step)
     order = np.argsort(table["id"], kind="stable")
     at = order[np.searchsorted(table["id"][order], steps)]
     here, which = np.unique(table["compute_set"][at], return_inverse=True)

@@ -20,16 +20,16 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
     these read (all of the first Block's: nobody waits for its inputs' gradients); of an operator
     that makes gradients of inputs too, the steps that the lowering named so.
     """
-    ops = report.columns_of(records.Op)
+    ops = report.file.table(records.Op)
     backward = ops.equals("direction", Direction.BACKWARD)
     late = _only_for_accumulators(report, ops["id"], backward)
-    op, block, cycles = map(report.steps_in_order, ("op", "block", "spent"))
+    op, block, cycles = map(report.sequence.steps_in_order, ("op", "block", "spent"))
     row = rows_of(ops["id"], op)
-    steps = report.steps_with("direction", Direction.BACKWARD) & (row >= 0)
-    steps = steps & report.steps_with("purpose", Purpose.OPERATOR)
+    steps = report.sequence.steps_with("direction", Direction.BACKWARD) & (row >= 0)
+    steps = steps & report.sequence.steps_with("purpose", Purpose.OPERATOR)
     convolves = np.array([name.endswith("convolution_backward.default") for name in ops["aten"]])
     at = np.flatnonzero(steps & convolves[row.clip(0)])
-    names = report.steps_in_order("name")
+    names = report.sequence.steps_in_order("name")
     own = np.array([any(one in names[i] for one in _OF_WEIGHTS) for i in at.tolist()], dtype=bool)
     chosen = steps & late[row.clip(0)]
     chosen[at[own]] = True
@@ -38,7 +38,7 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
 
 def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Whether each operator is a backward one whose results reach only its Block's accumulators."""
-    uses, variables = report.columns_of(records.Use), report.columns_of(records.Variable)
+    uses, variables = report.file.table(records.Use), report.file.table(records.Variable)
     variables.read("id", "op", "role", "tensor")
     used, by = rows_of(variables["id"], uses["variable"]), rows_of(ids, uses["op"])
     is_listed = (used >= 0) & (by >= 0)
@@ -46,7 +46,7 @@ def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray
     adds = np.zeros(len(ids), dtype=bool)
     adds[by[variables.equals("role", Role.ACCUMULATOR)[used]]] = True
     adds &= backward
-    ops = report.columns_of(records.Op)
+    ops = report.file.table(records.Op)
     cycles, block = ops["cycles"], ops["block"]
     gradient = variables.equals("role", Role.GRADIENT)[used]
     maker = rows_of(ids, variables["op"])[used]

@@ -19,6 +19,7 @@ from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.reader import Reader
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.tables import ProfileFile
 
 NAME = "model"  # of the Block
 _MOST = 4  # Blocks that are proposed, one an IPU
@@ -30,7 +31,7 @@ def with_a_block(report: Report) -> Report:
         return report
     if len(report.stages) != 1:
         raise ValueError(f"{report.path} has no Blocks, and {len(report.stages)} stages")
-    return report.once("with one Block", lambda: _OneBlock(report.path))
+    return report.file.once("with one Block", lambda: _OneBlock(report.path))
 
 
 def whole_modules(modules: Iterable[str]) -> dict[str, int]:
@@ -161,8 +162,8 @@ class _Reader(Reader):
         }
 
 
-class _OneBlock(Report):
-    """A report that reads with `_Reader`."""
+class _File(ProfileFile):
+    """A file that is read with `_Reader`."""
 
     _opens = _Reader
 
@@ -170,3 +171,7 @@ class _OneBlock(Report):
     def state(self) -> tuple[int, ...]:
         """Empty: what is read is not what the file has, and no answer about it is stored."""
         return ()
+
+
+class _OneBlock(Report):
+    _opens = _File

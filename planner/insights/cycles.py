@@ -433,7 +433,7 @@ def _gained(costs: Costs, present: Prediction, op: Any, cycles: int) -> int:
 
 def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     """Products with channels that are no whole groups, which are copied with their padding."""
-    name, op, taken = map(report.steps_in_order, ("name", "op", "cycles"))
+    name, op, taken = map(report.sequence.steps_in_order, ("name", "op", "cycles"))
     copies = pd.Series(name).str.endswith("/pad inputs").to_numpy(bool)
     spent = pd.Series(taken[copies]).groupby(op[copies]).max().nlargest(2)
     findings = []

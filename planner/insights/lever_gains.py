@@ -37,15 +37,20 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     advised = advise_on(basis, anything(basis))
     now = advised.present.samples
     with_samples_as_now = {one.levers.micro_batch for one in advised.single if one.samples == now}
+    seen: list[Advice] = []
     for advice in advised.single:
+        pulled = [one.levers.pulled for one in seen]
+        seen.append(advice)
+        if advice.levers.pulled in pulled:  # the setting that surely fits, which the first names
+            continue
         twin = advice.samples != now and advice.levers.micro_batch in with_samples_as_now - {0}
         if not twin and (not basis.can_split or not {*advice.levers.pulled} <= {*_ELSEWHERE}):
-            yield _single(basis, advice, advised.present)
+            yield _single(basis, advised, advice)
     if not basis.can_split:
         yield from _refused(basis, advised)
-    keeping = advise_on(basis).together  # changes nothing in the training
-    if keeping is not None:
-        yield _together(basis, keeping, advised.present)
+    keeping = advise_on(basis)  # changes nothing in the training
+    if keeping.together is not None:
+        yield _together(basis, keeping, keeping.together)
 
 
 def gain(advice: Advice, present: Advice) -> int:
@@ -72,7 +77,17 @@ def _where(basis: Basis) -> str:
     return "/rebalance" if basis.can_split else "/timeline"
 
 
-def _single(basis: Basis, advice: Advice, present: Advice) -> Insight:
+def _instead(advised: Advised, advice: Advice) -> str:
+    """The setting that is predicted to fit without doubt, where this one may not fit."""
+    one = advised.instead_of(advice)
+    if one is None:
+        return ""
+    rate = f"{'about ' * one.estimate}{units.per_second(one.samples_per_second)}"
+    return f" Predicted to fit without doubt: {one.title}, {rate} samples a second."
+
+
+def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
+    present = advised.present
     title, detail, waits = finding(basis, advice.levers, lambda what: _room(advice, what))
     estimate = " (an estimate)" if advice.estimate else ""
     cycles = gain(advice, present)
@@ -80,6 +95,7 @@ def _single(basis: Basis, advice: Advice, present: Advice) -> Insight:
     detail += f" This changes the training: {changed}." if changed else ""
     if advice.memory != Answer.FITS and advice.memory not in detail:
         detail += f" Whether it fits is open ({advice.memory})."
+    detail += _instead(advised, advice)
     return Insight(
         title,
         f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
@@ -117,7 +133,8 @@ def _room(advice: Advice, for_what: str) -> str:
     return f"Whether there is room {for_what} is open ({advice.memory}): {extent}."
 
 
-def _together(basis: Basis, advice: Advice, present: Advice) -> Insight:
+def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
+    present = advised.present
     cycles = gain(advice, present)
     how = "an estimate; " if advice.estimate else ""
     samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
@@ -126,7 +143,8 @@ def _together(basis: Basis, advice: Advice, present: Advice) -> Insight:
         f"{units.sentence(advice.title)}: {units.per_second(advice.samples_per_second)} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
         f" samples {basis.turn} {samples}. The same samples take {cycles:,} cycles less than"
-        f" the present {present.cycles:,} ({how}ipu-report advise --check compiles it).",
+        f" the present {present.cycles:,} ({how}ipu-report advise --check compiles it)."
+        f"{_instead(advised, advice)}",
         "write this",
         _where(basis),
         cycles,

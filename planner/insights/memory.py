@@ -31,7 +31,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     """The worst tile of each IPU that holds more than fits."""
     findings = []
     for over in analysis.overflows(report):
-        tiles = int((report.tile_columns(over.ipu)["overflow"] > 0).sum())
+        tiles = int((report.usage.tile_columns(over.ipu)["overflow"] > 0).sum())
         what = f"{units.count(tiles, 'tile')} of it hold more than they have"
         what = what if tiles else "a tile has more code than room for it"
         parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
@@ -168,7 +168,7 @@ def _states(report: Report) -> pd.DataFrame:
     """``ipu, bytes, shape`` of the variables of optimiser state."""
     import pandas as pd
 
-    variables = report.columns_of(records.Variable)
+    variables = report.file.table(records.Variable)
     variables.read("role", "ipu", "bytes", "shape")
     states = variables["role"] == Role.OPTIMISER_STATE
     return pd.DataFrame({name: variables[name][states] for name in ("ipu", "bytes", "shape")})

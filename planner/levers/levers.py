@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import with_a_block
 from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.predict.many_splits import assignment_cycles
-from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict, summary
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import (
     Assignment,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _OTHER_CODE = {"half", "micro_batch", "split"}  # levers with which operators need other code
+_DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
 
@@ -52,12 +54,13 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Basis:
-    """A profile as the levers need it."""
+    """A profile as the levers need it. ``surely``: what is too close to call does not fit."""
 
     can_split = True  # another split can be predicted
 
     report: Report
     costs: Costs
+    surely: bool = False
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
     _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
     _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
@@ -122,7 +125,7 @@ class Basis:
     @cached_property
     def has_samples(self) -> bool:
         """Whether all inputs have as many rows: a graph's nodes and edges are no samples."""
-        variables = self.report.variables_with("role", "shape")
+        variables = self.report.usage.variables_with("role", "shape")
         shapes = variables.loc[variables["role"] == Role.INPUT, "shape"]
         first = {json.loads(shape)[:1][0] for shape in shapes.unique() if shape not in ("", "[]")}
         return len(first) <= 1
@@ -145,7 +148,7 @@ class Basis:
     @cached_property
     def shared_state(self) -> float:
         """Share of optimiser state in tensors large enough to be kept in parts."""
-        variables = self.report.variables_with("role", "shape", "bytes")
+        variables = self.report.usage.variables_with("role", "shape", "bytes")
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
         large = states["bytes"][large_enough(states["shape"])]
         return float(large.sum() / max(1, states["bytes"].sum()))
@@ -201,7 +204,11 @@ class Basis:
         over = [one for one in answers if one.answer is Answer.OVER]
         if over:
             self._too_full.append(min(over, key=lambda one: one.free).ipu)
-        return not over
+        return not over and self._sure_enough(answers, levers)
+
+    def _sure_enough(self, answers: tuple[Verdict, ...], levers: Levers) -> bool:
+        other_size = bool(levers.micro_batch)
+        return not self.surely or memory_in_words(answers, other_size) == Answer.FITS
 
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:
@@ -221,6 +228,22 @@ class Basis:
         if levers.state:
             ways = tuple(replace(way, offload=levers.state == _OFF_CHIP) for way in ways)
         return replace(assignment, choices=ways)
+
+
+def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
+    """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
+    worst = min(ipus, key=lambda one: one.free)
+    if has_open_code(ipus):
+        return f"IPU {worst.ipu}: its code did not fit: compile to know"
+    if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
+        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
+    return summary(ipus)
+
+
+def has_open_code(ipus: Sequence[Verdict]) -> bool:
+    """Whether code was too large, and what it is with other operators only a compile tells."""
+    worst = min(ipus, key=lambda one: one.free)
+    return worst.answer is Answer.CLOSE and worst.of_code
 
 
 def _memory_levers(levers: Levers) -> Levers:

@@ -262,7 +262,7 @@ class PhasedBasis(Basis):
         return spent
 
     def _cycles_by(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
-        bodies = self.report.columns_of(records.Body)
+        bodies = self.report.file.table(records.Body)
         chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
         chosen &= bodies[column] >= 0
         spent = np.bincount(bodies[column][chosen], bodies["cycles"][chosen], count)
@@ -278,7 +278,7 @@ class PhasedBasis(Basis):
 
     @cached_property
     def _work(self) -> _Work:
-        report, bodies = self.report, self.report.bodies_in_row
+        report, bodies = self.report, self.report.sequence.bodies_in_row
         about = report.program_steps()  # what is asked of steps, once each, not once a body
         purpose, kind = about["purpose"].astype(str), about["kind"].astype(str).to_numpy()
         of_operator = (purpose == Purpose.OPERATOR).to_numpy()
@@ -322,10 +322,12 @@ class PhasedBasis(Basis):
     @cached_property
     def _moved(self) -> pd.DataFrame:
         """Of the bytes of steps that move tensors, the shares of weights and of float32's own."""
-        with_tensor = self.report.variables_with("tensor", "role")
+        with_tensor = self.report.usage.variables_with("tensor", "role")
         about = with_tensor.assign(like_weight=self.sizes.variables["like_weight"])
         about = about[about["tensor"] >= 0].drop_duplicates("tensor").set_index("tensor")
-        moved = self.report.moved_tensors[["step", "tensor", "bytes"]].join(about, on="tensor")
+        moved = self.report.sequence.moved_tensors[["step", "tensor", "bytes"]].join(
+            about, on="tensor"
+        )
         single = moved["role"].isin(list(_SINGLE_PRECISION))
         weights = moved["like_weight"].fillna(False).astype(bool) & ~single
         bytes_of = moved[["step", "bytes"]].assign(
@@ -348,7 +350,9 @@ class PhasedBasis(Basis):
 
     def fits(self, levers: Levers) -> bool:
         """Whether each IPU fits, or is too close to call."""
-        return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
+        answers = self.memory_with(levers)
+        fits = all(one.answer is not Answer.OVER for one in answers)
+        return fits and self._sure_enough(answers, levers)
 
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
@@ -370,7 +374,7 @@ class PhasedBasis(Basis):
         share = variables["single"] / variables["bytes"].clip(lower=1)
         rows = []
         for ipu in range(self.report.target.ipus_per_replica):
-            tiles = self.report.tile_columns(ipu)
+            tiles = self.report.usage.tile_columns(ipu)
             tile = int(tiles["total"].argmax())
             step = int(tiles["peak_step"][tile])
             live = self.report.live_variables(ipu, step, tile)[["variable", "role", "bytes"]]

@@ -168,7 +168,7 @@ _WAITS = ("cause", "where", "cycles_a", "cycles_b", "difference", "share")
 
 def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
     """Cycles of a critical path by cause and by what is waited for."""
-    steps = path["step"].isin(report.moved_tensors["step"])
+    steps = path["step"].isin(report.sequence.moved_tensors["step"])
     peers = _peers(report, set(path.loc[steps, "step"].tolist()))
     columns = (path[name].tolist() for name in ("task", "stage", "ipu", "step"))
     where = [
@@ -180,7 +180,7 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
 
 def _peers(report: Report, steps: set[int]) -> dict[int, str]:
     """For each step that moves tensors between IPUs, these IPUs: 'IPUs 3 and 4'."""
-    moved = report.moved_tensors
+    moved = report.sequence.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}
     for step, tensors in moved.groupby("step"):
@@ -278,6 +278,6 @@ _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
     ("operators' cycles", "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
     ("IPUs", "count", lambda r: float(r.target.num_ipus * shards_of(r))),
-    ("program steps", "count", lambda r: float(r.columns_of(records.Step).rows)),
-    ("variables", "count", lambda r: float(r.columns_of(records.Variable).rows)),
+    ("program steps", "count", lambda r: float(r.file.table(records.Step).rows)),
+    ("variables", "count", lambda r: float(r.file.table(records.Variable).rows)),
 )

@@ -30,12 +30,12 @@ class OfSteps:
 
 def of_steps(report: Report, ipu: int) -> OfSteps:
     """Counters of the steps of one IPU of a replica; IndexError if there is no such IPU."""
-    steps = report.steps_of_ipu(ipu, "step", "kind")
-    active, sent = report.activity_of_steps(ipu)
+    steps = report.sequence.steps_of_ipu(ipu, "step", "kind")
+    active, sent = report.sequence.activity_of_steps(ipu)
     order = np.argsort(steps["step"], kind="stable")
     columns = (
         steps["step"],
-        report.live_bytes(ipu),
+        report.usage.live_bytes(ipu),
         active,
         np.where(steps["kind"] == "global exchange", sent, 0),
     )
@@ -43,12 +43,12 @@ def of_steps(report: Report, ipu: int) -> OfSteps:
 
 
 def of_merged(report: Report, counters: Sequence[OfSteps], finest: int) -> OfSteps:
-    """Counters of merged bodies' entries (`Report.merged`), whose numbers replace ``step``.
+    """Counters of merged bodies' entries (`Report.trace.merged`), whose numbers replace ``step``.
 
     ``counters``: of the IPUs whose steps count. ``live`` is the maximum over an entry, ``tiles``
     the mean over its time, ``link`` the sum.
     """
-    bodies, entries = report.bodies_in_row, report.merged(finest)
+    bodies, entries = report.sequence.bodies_in_row, report.trace.merged(finest)
     live, tiles, link = np.zeros((3, len(bodies.step)), dtype=np.int64)
     there = np.zeros(len(bodies.step), dtype=bool)
     for one in counters:

@@ -134,7 +134,7 @@ def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataF
     """The tasks of a run's device iteration (`Report.tasks`), and the chain from its beginning."""
     tasks = report.tasks(run, iteration=iteration)
     key = f"chain of run {run}, iteration {iteration}"
-    return tasks, report.once(key, lambda: chain_through(tasks))
+    return tasks, report.file.once(key, lambda: chain_through(tasks))
 
 
 def chain_through(tasks: pd.DataFrame) -> Chain:
@@ -188,7 +188,9 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     add up exactly to the update's. Most cycles first. Callers must not modify it.
     """
     key = f"critical path of run {run}, iteration {iteration}"
-    return report.once(key, lambda: critical_path_of(report, *chain_of(report, run, iteration)))
+    return report.file.once(
+        key, lambda: critical_path_of(report, *chain_of(report, run, iteration))
+    )
 
 
 def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
@@ -220,7 +222,7 @@ def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    bodies = report.bodies_in_row
+    bodies = report.sequence.bodies_in_row
     piece, entry, cycles = _unrolled(report.bodies["body"].to_numpy(), bodies, pieces)
     phase, phases = pd.factorize(pieces["phase"])
     step, steps = _same_step(bodies, entry)
@@ -285,9 +287,9 @@ def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _named(report: Report, entry: np.ndarray) -> pd.DataFrame:
-    """Rows of `Report.body_steps` by numbers; -1 is waiting that no task accounts for."""
+    """Rows of `Report.sequence.body_steps` by numbers; -1 is waiting that no task accounts for."""
     real = entry >= 0
-    named = report.body_steps_at(entry[real])
+    named = report.sequence.body_steps_at(entry[real])
     if real.all():
         return named
     named = named.set_axis(np.flatnonzero(real)).reindex(np.arange(len(entry)))

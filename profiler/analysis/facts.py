@@ -81,7 +81,7 @@ class Fullest:
     def of(cls, report: Report, tiles: np.ndarray) -> Fullest:
         """From the bytes of each IPU's fullest tile (`fullest_tiles`), of one IPU or more."""
         ipu, limit = int(tiles.argmax()), report.target.bytes_per_tile
-        extent = int(report.tile_columns(ipu)["total"].max())
+        extent = int(report.usage.tile_columns(ipu)["total"].max())
         return cls(ipu, int(tiles.max()), extent, limit)
 
     @property
@@ -179,8 +179,8 @@ def facts(report: Report) -> Facts:
         shared=shared(report),
         stages=len(report.stages),
         blocks=len(report.blocks),
-        operators=report.columns_of(records.Op).rows,
-        steps=report.columns_of(records.Step).rows,
+        operators=report.file.table(records.Op).rows,
+        steps=report.file.table(records.Step).rows,
         micro_batch=int(number(meta, "micro_batch", 0)),
         accumulation=options.get("Training.gradientAccumulation", 1),
         device_iterations=options.get("deviceIterations", 1),

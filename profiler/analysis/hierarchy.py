@@ -75,7 +75,7 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 
 def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
     """`spent_by_step` of all tasks of a device iteration that are no waiting."""
-    busy, body = _busy(report, run, iteration), report.columns_of(records.Body)["id"]
+    busy, body = _busy(report, run, iteration), report.file.table(records.Body)["id"]
     pieces = busy.value_counts(sort=False).rename("times").reset_index()
     return spent_by_step(report, pieces.assign(body=body[pieces["body"]], phase=""))
 
@@ -84,8 +84,8 @@ def _busy(report: Report, run: int, iteration: int) -> pd.DataFrame:
     """``body`` (a row of their table) and ``length`` (cycles) of all tasks that are no waiting."""
     import pandas as pd
 
-    ran = report.executed_tasks(run, None, iteration)
-    waits = report.columns_of(records.Body)["kind"] == "idle"
+    ran = report.trace.executed_tasks(run, None, iteration)
+    waits = report.file.table(records.Body)["kind"] == "idle"
     tasks = pd.DataFrame({"body": ran.what, "length": ran.end - ran.start})
     return tasks[~waits[ran.what]]
 
@@ -417,7 +417,7 @@ def by_direction(report: Report) -> Look:
     import pandas as pd
 
     cycles = _busy(report, 0, 0).groupby("body")["length"].sum()
-    body = report.columns_of(records.Body)
+    body = report.file.table(records.Body)
     of = (body[name][cycles.index].tolist() for name in ("direction", "kind"))
     kinds = [str(direction or cause_of_kind(kind)) for direction, kind in zip(*of, strict=True)]
     rows = [((kind,), spent, kind) for kind, spent in zip(kinds, cycles.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Cycles of IPUs by kind: `Report.spent` in short."""
+"""Cycles of IPUs by kind: `Report.trace.spent` in short."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def spent_by_kind(
     iteration: int | None,
     window: tuple[float, float],
 ) -> Spent:
-    """`Report.spent` with one step for each kind: -1, or one of `streaming_steps` for these.
+    """`Report.trace.spent` with one step for each kind: -1, or one of `streaming_steps` for these.
 
     Device iterations are alike: windows that contain a whole one use the first run's sums.
     """
     if iteration is None or run:
-        return report.spent(run, ipus, iteration, window)
+        return report.trace.spent(run, ipus, iteration, window)
     columns = _by_kind(report)
     runs = report.runs
     length = int(runs["cycles"].iloc[run]) // max(1, int(runs["iterations"].iloc[run]))
@@ -35,7 +35,7 @@ def spent_by_kind(
     wanted = np.isin(columns["ipu"], ipus)
     first, last = (columns[name][wanted] + begin for name in ("first", "last"))
     if (first < window[0]).any() or (last > window[1]).any():
-        return report.spent(run, ipus, iteration, window)
+        return report.trace.spent(run, ipus, iteration, window)
     streaming = streaming_steps(report)
     kinds = tuple(dict.fromkeys(columns["kind"].tolist()))
     numbers = {kind: number for number, kind in enumerate(kinds)}
@@ -68,7 +68,7 @@ def _by_kind(report: Report) -> dict[str, np.ndarray]:
     start = int(report.runs["start"].iloc[0])
     spans = tasks.groupby("ipu").agg(first=("start", "min"), last=("end", "max")) - start
     ipus = spans.index.to_numpy()
-    parts = [report.spent(0, [int(ipu)], 0) for ipu in ipus]
+    parts = [report.trace.spent(0, [int(ipu)], 0) for ipu in ipus]
     rows = []
     streaming = streaming_steps(report)
     for ipu, of_ipu, (first, last) in zip(ipus.tolist(), parts, spans.to_numpy(), strict=True):

@@ -27,7 +27,7 @@ def fullest_tiles(report: Report) -> np.ndarray:
     """Bytes used on each IPU's fullest tile in one replica, its extent on overflow: int64[ipu]."""
     tiles = []
     for ipu in range(report.target.ipus_per_replica):
-        of, tile = report.tile_columns(ipu), fullest(report, ipu)
+        of, tile = report.usage.tile_columns(ipu), fullest(report, ipu)
         tiles.append(int(of["total" if of["overflow"][tile] else "peak"][tile]))
     return np.array(tiles, dtype=np.int64)
 
@@ -35,30 +35,30 @@ def fullest_tiles(report: Report) -> np.ndarray:
 def largest_extents(report: Report) -> np.ndarray:
     """Bytes of each IPU's largest extent of a tile, gaps included, in one replica: int64[ipu]."""
     ipus = range(report.target.ipus_per_replica)
-    return np.array([report.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
+    return np.array([report.usage.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
 
 
 def live_at_peaks(report: Report) -> pd.DataFrame:
     """``variable, bytes`` (all tiles) at each IPU's fullest step, IPU by IPU, largest first."""
     parts = []
     for ipu in range(report.target.ipus_per_replica):
-        total = report.live_bytes(ipu)
-        which, size = report.live_at(ipu, int(total.argmax()) if len(total) else 0)
-        parts.append((report.variables_of(ipu)["id"][which], size))
+        total = report.usage.live_bytes(ipu)
+        which, size = report.usage.live_at(ipu, int(total.argmax()) if len(total) else 0)
+        parts.append((report.usage.variables_of(ipu)["id"][which], size))
     variable, size = (np.concatenate(column) for column in zip(*parts, strict=True))
     return frame_of({"variable": variable, "bytes": size})
 
 
 def fullest(report: Report, ipu: int) -> int:
     """The fullest tile of an IPU, as `profiler.timeline.tile_usage.fullest_tile` ranks them."""
-    tiles = report.tile_columns(ipu)
+    tiles = report.usage.tile_columns(ipu)
     return fullest_tile(tiles["peak"], tiles["overflow"])
 
 
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
     """Variables live on the fullest tile of an IPU when it is fullest (`Report.live_variables`)."""
     tile = fullest(report, ipu)
-    return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)
+    return report.live_variables(ipu, int(report.usage.tile_columns(ipu)["peak_step"][tile]), tile)
 
 
 def overflows(report: Report) -> list[Overflow]:
@@ -68,7 +68,7 @@ def overflows(report: Report) -> list[Overflow]:
     for ipu in range(target.ipus_per_replica):
         is_code = _is_code(report, ipu)
         worst = worst_tile(
-            report.tile_columns(ipu),
+            report.usage.tile_columns(ipu),
             _code_peaks(report, ipu, is_code),
             target.bytes_per_tile,
             target.region0_bytes,
@@ -80,7 +80,7 @@ def overflows(report: Report) -> list[Overflow]:
 
 def _is_code(report: Report, ipu: int) -> np.ndarray:
     """Which of an IPU's variables are code: bool[variable]."""
-    category = report.ipu_variables(ipu).category
+    category = report.usage.ipu_variables(ipu).category
     code: np.ndarray = np.logical_or.reduce([category == one for one in CODE])
     return code
 
@@ -90,17 +90,17 @@ def _code_peaks(report: Report, ipu: int, is_code: np.ndarray) -> tuple[np.ndarr
 
     If all code together fits region 0, whenever it is live, that sum is returned.
     """
-    variables = report.ipu_variables(ipu)
+    variables = report.usage.ipu_variables(ipu)
     together = variables.totals.of(variables.vector[is_code])
     if together.max() <= report.target.region0_bytes:
         return together, np.zeros_like(together)
-    peaks = report.peaks_of(ipu, is_code)
+    peaks = report.usage.peaks_of(ipu, is_code)
     return peaks.tile_peak, peaks.tile_peak_step
 
 
 def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
     """The overflow with what is live there then."""
-    variables = report.ipu_variables(ipu)
+    variables = report.usage.ipu_variables(ipu)
     counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
     size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)
     rows = np.flatnonzero(variables.live(worst.position) & (size > 0))

@@ -96,8 +96,8 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    variables = report.variables_with("op", "tensor", "shape", "role", "bytes")
-    uses = report.columns_of(records.Use)
+    variables = report.usage.variables_with("op", "tensor", "shape", "role", "bytes")
+    uses = report.file.table(records.Use)
     rows = pd.DataFrame({"target": uses["op"], "variable": uses["variable"]})
     rows = rows.join(variables, on="variable")
     named = rows["tensor"].to_numpy() >= 0

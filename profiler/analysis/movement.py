@@ -51,18 +51,18 @@ def host_tensors(report: Report) -> pd.DataFrame:
     ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
     bytes in that direction).
     """
-    return report.once("host tensors", lambda: _host_tensors(report))
+    return report.file.once("host tensors", lambda: _host_tensors(report))
 
 
 def streaming_steps(report: Report) -> np.ndarray:
     """Ids of the program steps that load from streaming memory or store there: int64[step]."""
 
     def made() -> np.ndarray:
-        steps = report.columns_of(records.Step)
+        steps = report.file.table(records.Step)
         steps.read("id", "purpose")
         return steps["id"][np.isin(steps["purpose"], _REMOTE)]
 
-    return report.once("streaming steps", made)
+    return report.file.once("streaming steps", made)
 
 
 def _host_tensors(report: Report) -> pd.DataFrame:
@@ -77,18 +77,18 @@ def _transfers(report: Report) -> pd.DataFrame:
     """The steps that move tensors from or to the host: ``step, ipu, purpose, name``."""
     import pandas as pd
 
-    report.columns_of(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
-    moves = report.steps_with("purpose", *_WAYS)
-    rows = np.flatnonzero(moves & report.steps_with("type", records.STREAM_COPY_MID))
+    report.file.table(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
+    moves = report.sequence.steps_with("purpose", *_WAYS)
+    rows = np.flatnonzero(moves & report.sequence.steps_with("type", records.STREAM_COPY_MID))
     names = ("step", "ipu", "purpose", "name")
-    return pd.DataFrame({name: report.steps_in_order(name)[rows] for name in names})
+    return pd.DataFrame({name: report.sequence.steps_in_order(name)[rows] for name in names})
 
 
 def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
-    moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
-    variables = report.columns_of(records.Variable)
+    moved = report.sequence.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    variables = report.file.table(records.Variable)
     variables.read("tensor", "block", "dtype")
     named = (variables["tensor"] >= 0) & np.isin(variables["tensor"], moved["tensor"])
     about = pd.DataFrame({name: variables[name][named] for name in ("tensor", "block", "dtype")})

@@ -33,7 +33,7 @@ class NamedSteps:
     @classmethod
     def of(cls, report: Report, words: str) -> NamedSteps:
         """The steps whose name contains ``words``, whatever the case."""
-        rows = report.body_steps
+        rows = report.sequence.body_steps
         code, names = pd.factorize(rows["name"])
         wanted = np.array([words.lower() in str(name).lower() for name in names] or [False])
         body, start = rows["body"].to_numpy(), rows["start"].to_numpy()
@@ -50,7 +50,7 @@ class NamedSteps:
     ) -> ExecutedByName:
         """Their executions on IPUs, in a device iteration or, with None, in the whole run.
 
-        Overlapped work of I/O tiles is left out, as in `Report.spent`.
+        Overlapped work of I/O tiles is left out, as in `Report.trace.spent`.
         """
         tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
         tasks = tasks[tasks["body"].isin(self.body) & (tasks["kind"] != records.BESIDE)]

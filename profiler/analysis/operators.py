@@ -82,7 +82,7 @@ def executed_ops(report: Report) -> pd.DataFrame:
     of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
     if not len(report.runs):
         return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)
-    spent = report.spent(0, range(report.target.ipus_per_replica), 0)
+    spent = report.trace.spent(0, range(report.target.ipus_per_replica), 0)
     ran = spent.step >= 0
     about = of_step[["op", "purpose", "direction", "times"]].reindex(spent.step[ran])
     own = (about["op"] >= 0) & (about["purpose"] == Purpose.OPERATOR)
@@ -223,7 +223,7 @@ def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -
     convolutions = ops.index[ops["aten"].str.startswith("aten.convolution.").to_numpy()]
     if not len(convolutions):
         return {}
-    uses, weights = report.columns_of(records.Use), report.variables_with("role", "shape")
+    uses, weights = report.file.table(records.Use), report.usage.variables_with("role", "shape")
     shapes = weights.loc[(weights["role"] == Role.WEIGHT).to_numpy(), "shape"]
     wanted = np.isin(uses["op"], convolutions) & np.isin(uses["variable"], shapes.index)
     words = {}
@@ -237,7 +237,7 @@ def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -
 
 def _dtypes(report: Report) -> pd.Series[str]:
     """Operator -> dtype of its first output."""
-    variables = report.variables_with("op", "role", "dtype")
+    variables = report.usage.variables_with("op", "role", "dtype")
     outputs = variables[
         (variables["op"] >= 0)
         & variables["role"].isin([Role.ACTIVATION, Role.GRADIENT, Role.TEMPORARY])

@@ -179,7 +179,7 @@ def _steps(report: Report) -> pd.DataFrame:
     ``busy``: cycles of all tiles in compute sets, recomputation excluded; ``part``: of `PARTS`; ""
     for these compute sets.
     """
-    return report.once("steps against the peak", lambda: _spent(report))
+    return report.file.once("steps against the peak", lambda: _spent(report))
 
 
 def _spent(report: Report) -> pd.DataFrame:
@@ -211,15 +211,15 @@ def _spent(report: Report) -> pd.DataFrame:
 
 def _work(report: Report, steps: np.ndarray) -> np.ndarray:
     """Cycles of all tiles and operations of one execution of steps, by id: int64[2, step]."""
-    vectors, sums = report.sums_over_tiles
-    ids = report.steps_in_order("step")
+    vectors, sums = report.sequence.sums_over_tiles
+    ids = report.sequence.steps_in_order("step")
     order = np.argsort(ids, kind="stable")
     at = order[np.minimum(np.searchsorted(ids, steps, sorter=order), len(ids) - 1)]
     there = ids[at] == steps
-    busy_of = np.searchsorted(vectors, report.steps_in_order("tile_cycles")[at])
+    busy_of = np.searchsorted(vectors, report.sequence.steps_in_order("tile_cycles")[at])
     busy = np.where(there, sums[0, busy_of], 0)
-    sets = report.columns_of(records.ComputeSet)
-    here, which = np.unique(report.steps_in_order("compute_set")[at], return_inverse=True)
+    sets = report.file.table(records.ComputeSet)
+    here, which = np.unique(report.sequence.steps_in_order("compute_set")[at], return_inverse=True)
     flops_of = dict(zip(sets["id"].tolist(), sets["flops"].tolist(), strict=True))
     flops = np.array([flops_of.get(one, 0) for one in here.tolist()], dtype=np.int64)[which]
     return np.array([busy, np.where(there, flops, 0)])
@@ -255,8 +255,8 @@ def products(report: Report) -> pd.DataFrame:
     """
     import pandas as pd
 
-    types, sets = report.columns_of(records.VertexType), report.columns_of(records.ComputeSet)
-    uses = report.columns_of(records.VertexUse)
+    types, sets = report.file.table(records.VertexType), report.file.table(records.ComputeSet)
+    uses = report.file.table(records.VertexUse)
     of_type = {
         id: match.groups()
         for id, name in zip(types["id"].tolist(), types["name"].tolist(), strict=True)
@@ -264,7 +264,9 @@ def products(report: Report) -> pd.DataFrame:
     }
     rows = np.flatnonzero(np.isin(uses["vertex_type"], list(of_type)))
     by_set = pd.Series(uses["vertex_type"][rows], index=uses["compute_set"][rows])
-    steps = pd.DataFrame({name: report.steps_in_order(name) for name in ("op", "compute_set")})
+    steps = pd.DataFrame(
+        {name: report.sequence.steps_in_order(name) for name in ("op", "compute_set")}
+    )
     steps = steps[steps["compute_set"].isin(by_set.index) & (steps["op"] >= 0)].drop_duplicates()
     steps["flops"] = pd.Series(sets["flops"], index=sets["id"]).reindex(steps["compute_set"]).array
     steps["type"] = by_set[~by_set.index.duplicated()].reindex(steps["compute_set"]).array

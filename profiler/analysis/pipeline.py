@@ -165,14 +165,14 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
     import pandas as pd
 
     names = ("stage", "ipu", "direction", "op", "spent")
-    steps = pd.DataFrame({name: report.steps_in_order(name) for name in names})
+    steps = pd.DataFrame({name: report.sequence.steps_in_order(name) for name in names})
     steps = steps[steps["op"] >= 0]
     stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
     of_ops = steps.assign(stage=stage).groupby([*names[:-1]], as_index=False)[["spent"]].sum()
     of_ops = of_ops.sort_values("spent", ascending=False, kind="stable")
     most = of_ops.drop_duplicates(["stage", "ipu", "direction"])
     keys = zip(*(most[name].tolist() for name in names[:3]), strict=True)
-    named = zip(report.op_names(most["op"].to_numpy()), most["spent"].tolist(), strict=True)
+    named = zip(report.file.op_names(most["op"].to_numpy()), most["spent"].tolist(), strict=True)
     return dict(zip(keys, named, strict=True))
 
 

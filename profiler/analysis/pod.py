@@ -61,8 +61,8 @@ def loads(report: Report) -> pd.DataFrame:
     whole = tasks.groupby("ipu")["cycles"].sum()
     busy = tasks[tasks["task"] != BodyTask.IDLE].groupby("ipu")["cycles"].sum()
     ipus = whole.index.to_numpy()
-    peak = [int(report.tile_columns(int(ipu))["total"].max()) for ipu in ipus]
-    variables = report.variables_with("role", "ipu", "bytes")
+    peak = [int(report.usage.tile_columns(int(ipu))["total"].max()) for ipu in ipus]
+    variables = report.usage.variables_with("role", "ipu", "bytes")
     weights = variables[variables["role"] == "weight"].groupby("ipu")["bytes"].sum()
     return pd.DataFrame(
         {
@@ -78,7 +78,7 @@ def loads(report: Report) -> pd.DataFrame:
 def _link_bytes(report: Report) -> pd.Series:
     """Bytes that an IPU sends and receives in a device iteration, over all runs of its bodies."""
     steps = report.program_steps()
-    steps = steps.assign(body=report.steps_in_order("body"))
+    steps = steps.assign(body=report.sequence.steps_in_order("body"))
     steps = steps[steps["kind"] == "global exchange"]
     nbytes = (steps["bytes_in"] + steps["bytes_out"]) * steps["times"]
     moved = nbytes.groupby(steps["body"]).sum()
@@ -160,19 +160,19 @@ def _over_links(report: Report) -> pd.DataFrame:
     """
     import pandas as pd
 
-    of, bodies = report.bodies["body"].to_numpy(), report.bodies_in_row
+    of, bodies = report.bodies["body"].to_numpy(), report.sequence.bodies_in_row
     stop = np.append(bodies.start[1:], -1)
     stop[bodies.first + bodies.count - 1] = -1
     runs = pd.DataFrame({"body": np.repeat(of, bodies.count), "step": bodies.step})
     runs = runs.assign(begin=bodies.start, stop=stop)
-    step, ipu = report.steps_in_order("step"), report.steps_in_order("ipu")
-    here = np.flatnonzero(report.steps_with("kind", "global exchange"))
-    vectors, at = np.unique(report.steps_in_order("bytes_out")[here], return_inverse=True)
-    sent = np.array([report.vector(one).sum() if one >= 0 else 0 for one in vectors.tolist()])
-    purpose = pd.Series(report.steps_in_order("purpose")[here]).astype(str)
+    step, ipu = report.sequence.steps_in_order("step"), report.sequence.steps_in_order("ipu")
+    here = np.flatnonzero(report.sequence.steps_with("kind", "global exchange"))
+    vectors, at = np.unique(report.sequence.steps_in_order("bytes_out")[here], return_inverse=True)
+    sent = np.array([report.file.vector(one).sum() if one >= 0 else 0 for one in vectors.tolist()])
+    purpose = pd.Series(report.sequence.steps_in_order("purpose")[here]).astype(str)
     ring = pd.DataFrame({"between": purpose.map(_RINGS), "source": ipu[here], "step": step[here]})
     ring = ring.assign(target=-1, bytes=sent[at]).dropna(subset="between")
-    moves = report.moved_tensors
+    moves = report.sequence.moved_tensors
     moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
     # a copy is a step of both its IPUs: it counts where it arrives
     where = pd.Series(ipu, step).reindex(moves["step"]).to_numpy()

@@ -64,7 +64,7 @@ def program_cycles(report: Report) -> np.ndarray:
     """
     import pandas as pd
 
-    tree, steps = report.program, report.columns_of(records.Step)
+    tree, steps = report.program, report.file.table(records.Step)
     ends = subtree_ends(parents_of(tree))
     spent = _step_cycles(report)
     leaf = pd.Index(tree["id"]).get_indexer(steps["program"])
@@ -104,10 +104,10 @@ def nodes(report: Report) -> Nodes:
     tree = report.program
     parents = parents_of(tree)
     rows = np.arange(len(tree))
-    node = pd.Index(tree["id"]).get_indexer(report.steps_in_order("program"))
+    node = pd.Index(tree["id"]).get_indexer(report.sequence.steps_in_order("program"))
     ipu, position = np.full((2, len(tree)), -1)
     for values, name in ((ipu, "ipu"), (position, "position")):
-        values[node[node >= 0]] = report.steps_in_order(name)[node >= 0]
+        values[node[node >= 0]] = report.sequence.steps_in_order(name)[node >= 0]
     return Nodes(
         count=len(tree),
         id=tree["id"].to_numpy(),
@@ -157,9 +157,9 @@ def _longest_of_ipus(
 
 def _step_cycles(report: Report) -> np.ndarray:
     """Cycles of one call for each row of the steps' table; all 0 without a schedule."""
-    steps = report.columns_of(records.Step)
+    steps = report.file.table(records.Step)
     spent = np.zeros(len(steps["id"]), dtype=np.int64)
-    schedule = report.schedule()
+    schedule = report.trace.schedule()
     if schedule is None:
         return spent
     tasks, slices, times = schedule
@@ -178,7 +178,7 @@ def _step_cycles(report: Report) -> np.ndarray:
 
 def _external_syncs(report: Report) -> dict[int, int]:
     """IPU -> row of its first external sync, if it has one."""
-    steps = report.columns_of(records.Step)
+    steps = report.file.table(records.Step)
     syncs = np.flatnonzero(
         (steps["type"] == records.SYNC) & (steps["purpose"] == Purpose.EXTERNAL_SYNC)
     )

@@ -73,7 +73,7 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
         try:
             with open_report(path) as report:
                 rows.append(run_of(report))
-                if report.damaged:
+                if report.file.damaged:
                     problems.append(f"{report.path}: {DAMAGED}")
         except ProfileError as error:
             problems.append(str(error))

@@ -91,7 +91,7 @@ def callers(report: Report) -> list[tuple[str, ...]]:
 def bytes_at_peak(report: Report) -> pd.Series[int]:
     """Bytes live at the fullest step of each IPU of a replica, by the operator that made them."""
     live = live_at_peaks(report)
-    op = report.variables_with("op")["op"].reindex(live["variable"]).to_numpy()
+    op = report.usage.variables_with("op")["op"].reindex(live["variable"]).to_numpy()
     return live["bytes"].groupby(op).sum()
 
 

@@ -44,7 +44,7 @@ def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
     """
     rows = entries(path)
     across = ~rows["cause"].isin([*_WORK])
-    moved = _moved(report.moved_tensors, rows.loc[across, "step"])
+    moved = _moved(report.sequence.moved_tensors, rows.loc[across, "step"])
     rows.insert(0, "what", [_words(row, moved) for row in rows.itertuples(index=False)])
     return _together(rows)
 
@@ -63,7 +63,7 @@ class _Moved:
 
 
 def _moved(tensors: pd.DataFrame, steps: pd.Series) -> dict[int, _Moved]:
-    """What each of the steps moves; ``tensors``: `Report.moved_tensors`."""
+    """What each of the steps moves; ``tensors``: `Report.sequence.moved_tensors`."""
     tensors = tensors[tensors["step"].isin(steps)].sort_values("step", kind="stable")
     step, source, target = (tensors[name].to_numpy() for name in ("step", "source", "target"))
     unique, first = np.unique(step, return_index=True)

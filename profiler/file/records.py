@@ -484,32 +484,46 @@ class TileRun:
 
 
 @dataclass(slots=True)
-class StepActivity:
-    """What the tiles do in a program step."""
+class Activity:
+    """What the tiles do in program steps with the same three vectors (-1: none)."""
 
-    table: ClassVar[str] = "step_activity"
-    key: ClassVar[str] = "step"
+    table: ClassVar[str] = "activities"
+    key: ClassVar[str] = "tile_cycles, bytes_in, bytes_out"
 
-    step: int
+    tile_cycles: int
+    bytes_in: int
+    bytes_out: int
     active_tiles: int
-    first_cycles: int  # until the first active tile has finished
+    first_cycles: int  # until the first active tile has finished; -1: as long as the step
     last_cycles: int  # until the last one has
     tile_balance: float  # mean work over most work, all tiles
     active_tile_balance: float  # the same over the active ones
-    bytes_in: int  # sum over tiles
-    bytes_out: int
+    received: int  # bytes, sum over tiles
+    sent: int
 
 
 @dataclass(slots=True)
-class BodyStep:
-    """A step of a Body."""
+class BodyPattern:
+    """The steps of a Body: those of its pattern, counted from its first step."""
 
-    table: ClassVar[str] = "body_steps"
-    key: ClassVar[str] = "body, position"
+    table: ClassVar[str] = "body_patterns"
+    key: ClassVar[str] = "body"
 
     body: int
+    pattern: int
+    first_step: int
+
+
+@dataclass(slots=True)
+class PatternStep:
+    """A step of all Bodies with this pattern: those of equal layers, for one."""
+
+    table: ClassVar[str] = "pattern_steps"
+    key: ClassVar[str] = "pattern, position"
+
+    pattern: int
     position: int
-    step: int
+    offset: int  # of its id, from the Body's first step
     start: int  # cycles, relative to the body's start
     stop: int  # -1: the last one, which lasts until the end of the task
 
@@ -589,5 +603,6 @@ STORED = (
     HostValue,
 )
 BY_TABLE: dict[str, type[Any]] = {record.table: record for record in STORED}
-PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
+# derived from the others
+PLAIN = (TileRun, Activity, BodyPattern, PatternStep, Task, Iteration, TileMemory)
 TABLES = (*STORED, *PLAIN)

@@ -169,6 +169,24 @@ VIEWS = (
         "operators, the most expensive first",
     ),
     View(
+        "step_activity",
+        "step, active_tiles, first_cycles, last_cycles, tile_balance, active_tile_balance,"
+        " bytes_in, bytes_out",
+        "SELECT s.id, active_tiles, iif(first_cycles < 0, s.cycles, first_cycles),"
+        " iif(last_cycles < 0, s.cycles, last_cycles), tile_balance, active_tile_balance,"
+        " received, sent FROM program_steps s JOIN activities a"
+        " ON a.tile_cycles = coalesce(s.tile_cycles, -1)"
+        " AND a.bytes_in = coalesce(s.bytes_in, -1) AND a.bytes_out = coalesce(s.bytes_out, -1)",
+        "what the tiles do in a program step; bytes are sums over tiles",
+    ),
+    View(
+        "body_steps",
+        "body, position, step, start, stop",
+        "SELECT b.body, p.position, b.first_step + p.offset, p.start, p.stop FROM body_patterns b"
+        " JOIN pattern_steps p ON p.pattern = b.pattern",
+        "the steps of each body in order; cycles relative to its start, stop of the last is -1",
+    ),
+    View(
         "program_step_cycles",
         "step, ipu, body, op, name, times, cycles",
         "SELECT s.id, s.ipu, s.body, s.op, s.name, b.times, b.times * s.cycles FROM program_steps s"

@@ -7,10 +7,10 @@ form; the views of `ipuscope.profiler.file.schema` unroll them. Our own reader n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import count, repeat
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -44,30 +44,26 @@ def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
-    """Activity of each step from its vectors over tiles (an exchange's: that receive or send)."""
-    # The rows keep their arrays alive: the same object is the same content.
-    activity: dict[int, tuple[int, int, int, float, float]] = {}
-    totals: dict[int, int] = {id(None): 0}
-    moving: dict[tuple[int, int], int] = {}
+def activities(
+    steps: Iterable[records.Step], vector_id: Callable[[Any], int], earlier: Earlier
+) -> Iterator[Row]:
+    """Rows of `records.Activity` for steps with vectors that no earlier step has together."""
     for step in steps:
-        cycles = step.tile_cycles
-        for moved in (step.bytes_in, step.bytes_out):
-            if moved is not None and id(moved) not in totals:
-                totals[id(moved)] = int(np.sum(moved))
-        received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
-        number, lasts = index(step.id), index(step.cycles)
-        if cycles is not None:
-            if id(cycles) not in activity:
-                activity[id(cycles)] = work(np.asarray(cycles))
-            active, first, last, balance, of_active = activity[id(cycles)]
-        else:
-            both = id(step.bytes_in), id(step.bytes_out)
-            if both not in moving:
-                moving[both] = _moving_tiles(step)
-            active = moving[both]
-            first, last, balance, of_active = lasts, lasts, 1.0, 1.0
-        yield number, active, first, last, balance, of_active, received, sent
+        vectors = step.tile_cycles, step.bytes_in, step.bytes_out
+        ids = tuple(-1 if one is None else vector_id(one) for one in vectors)
+        if ids not in earlier.activities:
+            earlier.activities.add(ids)
+            yield *ids, *activity(step)
+
+
+def activity(step: records.Step) -> Row:
+    """The columns of `records.Activity` after its key (an exchange's tiles receive or send)."""
+    received, sent = (
+        0 if of is None else int(np.sum(of)) for of in (step.bytes_in, step.bytes_out)
+    )
+    if step.tile_cycles is None:
+        return _moving_tiles(step), -1, -1, 1.0, 1.0, received, sent
+    return *work(np.asarray(step.tile_cycles)), received, sent
 
 
 def _moving_tiles(step: records.Step) -> int:
@@ -90,14 +86,27 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
 
 
-def body_steps(bodies: Iterable[records.Body], earlier: Earlier) -> Iterator[Row]:
-    """The steps of each body in order, rows of `records.BodyStep`; a wait is an external sync."""
+def body_patterns(bodies: Iterable[records.Body], earlier: Earlier) -> tuple[list[Row], list[Row]]:
+    """Rows of `records.BodyPattern`, and `records.PatternStep` of patterns that no earlier one has.
+
+    A body that waits has an external sync.
+    """
+    of_bodies: list[Row] = []
+    of_patterns: list[Row] = []
     for body in bodies:
-        steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
-        if body.id in earlier.waits and not steps and body.ipu in earlier.external_sync:
+        if body.id in earlier.waits and not len(body.steps) and body.ipu in earlier.external_sync:
             steps, starts = [earlier.external_sync[body.ipu]], [0]
-        stops = [*starts[1:], -1][: len(starts)]
-        yield from zip(repeat(body.id), count(), steps, starts, stops)
+        else:
+            steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
+        first = steps[0] if steps else 0
+        key = tuple(step - first for step in steps), tuple(starts)
+        pattern = earlier.patterns.get(key)
+        if pattern is None:
+            pattern = earlier.patterns[key] = len(earlier.patterns)
+            stops = [*starts[1:], -1][: len(starts)]
+            of_patterns.extend(zip(repeat(pattern), count(), *key, stops))
+        of_bodies.append((body.id, pattern, first))
+    return of_bodies, of_patterns
 
 
 def tasks(trace: records.Trace, earlier: Earlier) -> Iterator[Row]:
@@ -161,18 +170,12 @@ class Earlier:
     waits: set[int] = field(default_factory=set)
     syncs: set[int] = field(default_factory=set)
     beside: set[int] = field(default_factory=set)
+    patterns: dict[Any, int] = field(default_factory=dict)  # of bodies: offsets and starts -> id
+    activities: set[Row] = field(default_factory=set)  # ids of vectors that steps have together
 
     def copy(self) -> Earlier:
         """An independent copy to return to after an error."""
-        return Earlier(
-            dict(self.steps_of),
-            dict(self.traces),
-            self.executed,
-            dict(self.external_sync),
-            set(self.waits),
-            set(self.syncs),
-            set(self.beside),
-        )
+        return Earlier(*(copy(getattr(self, one.name)) for one in fields(self)))
 
     def add_steps(self, steps: Iterable[records.Step]) -> None:
         """Remember the first external sync of each IPU."""
@@ -190,33 +193,23 @@ class Earlier:
             self.steps_of[body.id] = len(body.steps) or int(waits)
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """What is stored beside rows: records, and for large tables their rows as tuples."""
+def derived(
+    of: Mapping[type[Any], list[Any]], vector_id: Callable[[Any], int], earlier: Earlier
+) -> dict[type[Any], list[Row]]:
+    """The plain rows to store beside records, both by type; updates ``earlier``.
 
-    records: list[Any]
-    tuples: dict[type[Any], list[Row]]
-
-
-NOTHING = Derived([], {})  # for a profile without plain rows
-
-
-def derived(rows: Iterable[Any], earlier: Earlier) -> Derived:
-    """The plain rows to store beside ``rows``, except those of variables; updates ``earlier``.
-
-    Only the writer has the ids of variables' vectors.
+    Those of variables (`tile_runs`) are the writer's.
     """
-    of: dict[type[Any], list[Any]] = {}
-    for row in rows:
-        of.setdefault(type(row), []).append(row)
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
     earlier.add_steps(program_steps)
     earlier.add_bodies(bodies)
-    plain_rows: list[Any] = []
+    of_bodies, of_patterns = body_patterns(bodies, earlier)
     tuples: dict[type[Any], list[Row]] = {
-        records.StepActivity: list(step_activity(program_steps)),
-        records.BodyStep: list(body_steps(bodies, earlier)),
+        records.Activity: list(activities(program_steps, vector_id, earlier)),
+        records.BodyPattern: of_bodies,
+        records.PatternStep: of_patterns,
         records.Task: [],
+        records.Iteration: [],
     }
     for trace in of.get(records.Trace, ()):
         added = list(tasks(trace, earlier))
@@ -226,9 +219,7 @@ def derived(rows: Iterable[Any], earlier: Earlier) -> Derived:
     for run in of.get(records.Run, ()):
         iterations, cycles, steps = earlier.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
-            start = run.cycle_start + i * cycles
-            plain_rows.append(
-                records.Iteration(run.id, i, run.trace, earlier.executed + i * steps, start)
-            )
+            begun = earlier.executed + i * steps, run.cycle_start + i * cycles
+            tuples[records.Iteration].append((run.id, i, run.trace, *map(int, begun)))
         earlier.executed += iterations * steps
-    return Derived(plain_rows, tuples)
+    return tuples

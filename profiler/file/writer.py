@@ -151,8 +151,7 @@ class ProfileWriter:
         """Store records of any kinds as one transaction: all of them or, after an error, none."""
         added, earlier = list(rows), self._earlier.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        derived = sql_rows.derived(added, earlier) if self._plain_rows else sql_rows.NOTHING
-        for row in [*added, *derived.records]:
+        for row in added:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
@@ -164,9 +163,11 @@ class ProfileWriter:
         runs = {
             vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
         }
-        wanted = runs if self._plain_rows else {}
-        fresh = [(id, values) for id, values in wanted.items() if id not in self._runs_of]
-        tuples = {**derived.tuples, records.TileRun: list(sql_rows.tile_runs(fresh))}
+        tuples: dict[type[Any], list[sql_rows.Row]] = {}
+        if self._plain_rows:
+            tuples = sql_rows.derived(by_type, vectors.id, earlier)
+            fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
+            tuples[records.TileRun] = list(sql_rows.tile_runs(fresh))
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, named in columns.items():

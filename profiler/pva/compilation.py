@@ -36,7 +36,7 @@ class Graph(Shown):
         counts = [count for kinds in self._model.vertices.values() for _, _, count in kinds]
         unique, times = np.unique(np.array(counts, dtype=np.int64), return_counts=True)
         uses = zip(unique.tolist(), times.tolist(), strict=True)
-        return sum(int(self._model.report.vector(id).sum()) * often for id, often in uses)
+        return sum(int(self._model.report.file.vector(id).sum()) * often for id, often in uses)
 
     @property
     def numVars(self) -> int:

@@ -105,7 +105,7 @@ class Model:
     def steps(self) -> dict[str, np.ndarray]:
         """Program steps in tree order, with ``node`` (index in `tree`) and ids of vectors."""
         frame = self.report.program_steps()
-        stored = self.report.columns_of(records.Step)
+        stored = self.report.file.table(records.Step)
         frame = frame.set_index("step").loc[stored["id"]]
         nodes = [self.node_of.get(id, -1) for id in stored["program"].tolist()]
         node = np.array(nodes, dtype=np.int64)
@@ -186,7 +186,7 @@ class Model:
         Operators have PopART's names; a sync is "Internal" (of one chip's tiles) or "External".
         """
         names = [str(name) for name in self.tree["name"]]
-        ops = self.report.columns_of(records.Op)
+        ops = self.report.file.table(records.Op)
         called = dict(zip(ops["name"][::-1], ops["popart_name"][::-1], strict=True))
         for at, type in enumerate(self.tree["type"]):
             if type == records.SEQUENCE:
@@ -216,7 +216,7 @@ class Model:
     def tile_vector(self, step: int, name: str) -> np.ndarray | None:
         """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step per tile, or None."""
         id = int(self.steps[name][step])
-        return None if id < 0 else self.report.vector(id)
+        return None if id < 0 else self.report.file.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
         """Cycles of a step over the tiles of its IPU.
@@ -244,7 +244,7 @@ class Model:
         for at, id in enumerate(unique.tolist()):
             if id < 0:
                 continue
-            working, earliest, _, of_all, of_working = sql_rows.work(self.report.vector(id))
+            working, earliest, _, of_all, of_working = sql_rows.work(self.report.file.vector(id))
             if working:
                 rows = which == at
                 first[rows] = np.minimum(first[rows], earliest)
@@ -256,7 +256,7 @@ class Model:
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
         """Variables in file order; ``first`` and ``last`` (exclusive): their lives in `steps`."""
-        columns = self.report.columns_of(records.Variable)
+        columns = self.report.file.table(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
         last = np.full(len(first), len(self.steps["id"]), dtype=np.int64)
         for ipu, order in enumerate(self.order):
@@ -275,7 +275,7 @@ class Model:
         """For each modelled IPU its variables, and their indices in `variables`."""
         rows = []
         for ipu in range(self.ipus):
-            variables = self.report.ipu_variables(ipu)
+            variables = self.report.usage.ipu_variables(ipu)
             rows.append((variables, np.flatnonzero(self.variables["ipu"] == ipu)))
         return rows
 
@@ -305,7 +305,7 @@ class Model:
         key = int(self.variables["tile_bytes"][row]), int(self.variables["ipu"][row])
         pieces = self._piece_lists.get(key)
         if pieces is None:
-            values = self.report.vector(key[0])
+            values = self.report.file.vector(key[0])
             tiles = np.flatnonzero(values)
             pieces = (tiles + key[1] * self.tiles).tolist(), values[tiles].tolist()
             self._piece_lists[key] = pieces
@@ -313,7 +313,7 @@ class Model:
 
     def vector_of(self, row: int) -> np.ndarray:
         """Bytes of the variable at ``row`` on each tile of its IPU."""
-        return self.report.vector(int(self.variables["tile_bytes"][row]))
+        return self.report.file.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
         """Not-always-live bytes at every step: of a replica's IPUs, one IPU, or one tile of it."""
@@ -375,7 +375,7 @@ class Model:
         """Operator -> rows of the variables it reads or writes."""
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         by_op: dict[int, list[int]] = {}
-        pairs = self.report.columns_of(records.Use)
+        pairs = self.report.file.table(records.Use)
         for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
             if op >= 0 and variable in row_of:
                 by_op.setdefault(op, []).append(row_of[variable])
@@ -489,8 +489,8 @@ class Model:
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
         """Compute set -> (vertex type, state bytes of one instance, id of the vector of counts)."""
         use, kinds = (
-            self.report.columns_of(records.VertexUse),
-            self.report.columns_of(records.VertexType),
+            self.report.file.table(records.VertexUse),
+            self.report.file.table(records.VertexType),
         )
         kind = {
             int(id): (str(name), int(state))

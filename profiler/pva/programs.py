@@ -34,12 +34,12 @@ class VertexInstances(Shown):
     @property
     def count(self) -> int:
         """Number of instances on all tiles."""
-        return int(self._model.report.vector(self._count).sum())
+        return int(self._model.report.file.vector(self._count).sum())
 
     @property
     def countByTile(self) -> list[int]:
         """Number of instances on each tile of the device."""
-        return self._model.over_device({self._ipu: self._model.report.vector(self._count)})
+        return self._model.over_device({self._ipu: self._model.report.file.vector(self._count)})
 
 
 class ComputeSet(Shown):

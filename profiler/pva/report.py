@@ -90,6 +90,6 @@ def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | Non
     ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
     """
     report = open_report(path)
-    if report.damaged:
+    if report.file.damaged:
         warnings.warn(f"{report.path}: {DAMAGED}", stacklevel=2)
     return Report(Model(report))

@@ -1,8 +1,9 @@
-"""The memory of a profile: variables, tiles and liveness."""
+"""The memory of a profile as arrays: variables, bytes of tiles, and what is live when."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,15 +11,12 @@ import numpy as np
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report.frames import (
-    bounds_of,
-    columns_without,
     frame_of,
-    frame_of_rows,
-    some_columns,
 )
-from ipuscope.profiler.report.program import ReportProgram
+from ipuscope.profiler.report.program import ProgramSequence
+from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline import liveness
-from ipuscope.profiler.timeline.liveness import Peaks, Totals, resampled
+from ipuscope.profiler.timeline.liveness import Peaks, Totals
 from ipuscope.profiler.timeline.tile_usage import (
     IpuVariables,
     by_kind,
@@ -37,48 +35,41 @@ _OF_VARIABLES = (
 )
 
 
-class ReportMemory(ReportProgram):
-    """A report's memory."""
+class Usage:
+    """`Report.usage`: the bytes of variables and tiles."""
 
-    @cached_property
-    def variables(self) -> pd.DataFrame:
-        """Variables by id; a variable is live at the steps with ``start <= position < stop``."""
-        columns = self._table(records.Variable)
-        return frame_of(columns_without(columns, "id", "tile_bytes"), index=columns["id"])
+    def __init__(self, file: ProfileFile, sequence: ProgramSequence) -> None:
+        self.file, self.sequence, self._lock = file, sequence, file.lock
 
     def variables_with(self, *names: str) -> pd.DataFrame:
         """Selected columns of `variables`; only these are read."""
-        columns = self._table(records.Variable)
+        columns = self.file.table(records.Variable)
         columns.read("id", *names)
         return frame_of({name: columns[name] for name in names}, index=columns["id"])
 
     def variable_name(self, id: int) -> str:
         """Name of a variable, without reading the others; `ProfileError` if there is none."""
-        return self._reader.text(records.Variable, "name", id)
+        return self.file.reader.text(records.Variable, "name", id)
 
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable per tile."""
         at = self._variable_at.get(id)
         if at is None:
-            raise KeyError(f"no variable {id} in {self.path}")
-        vector: np.ndarray = self._variable_vectors[1][self._vector_of_variables[at]]
+            raise KeyError(f"no variable {id} in {self.file.path}")
+        vector: np.ndarray = self.vectors[1][self._vector_of_variables[at]]
         return vector
 
     @cached_property
     def _variable_at(self) -> dict[int, int]:
         """Row of each variable in its table, by id."""
-        ids = self._table(records.Variable)["id"].tolist()
+        ids = self.file.table(records.Variable)["id"].tolist()
         return dict(zip(ids, range(len(ids)), strict=True))
-
-    def tiles(self, ipu: int) -> pd.DataFrame:
-        """Bytes per tile, as defined by `ipuscope.profiler.timeline.tile_usage.tile_totals`."""
-        return self._keep(("tiles", ipu), lambda: frame_of(self.tile_columns(ipu)))
 
     def tile_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The columns of `tiles`: int64[tile] each. Callers must not modify them."""
 
         def make() -> dict[str, np.ndarray]:
-            target = self.target
+            target = self.file.target
             return tile_totals(
                 variables,
                 target.region0_bytes,
@@ -86,26 +77,11 @@ class ReportMemory(ReportProgram):
                 lambda region: self._tile_peaks(variables, region),
             )
 
-        self._check_ipu(ipu)
+        self.file.check_ipu(ipu)
         variables = self.ipu_variables(ipu)
-        return self._keep(("tile columns", variables.alike), make)
+        return self.file.keep(("tile columns", variables.alike), make)
 
-    def memory(self, ipu: int | None = None) -> pd.DataFrame:
-        """Bytes by category and role, largest first.
-
-        Counts the always-live variables and, of the others, those live at the step where the IPU is
-        fullest; ``bytes`` add up to that peak.
-        """
-
-        def make() -> pd.DataFrame:
-            rows = [(i, *row) for i in self._all_ipus(ipu) for row in self._by_kind(i)]
-            return frame_of_rows(
-                rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int
-            )
-
-        return self._keep(("memory", ipu), make)
-
-    def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
+    def by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
         """`tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
         variables = self.ipu_variables(ipu)
 
@@ -114,16 +90,7 @@ class ReportMemory(ReportProgram):
             return by_kind(variables, int(total.argmax()) if len(total) else 0)
 
         names = tuple(variables.category.tolist()), tuple(variables.role.tolist())
-        return self._keep(("by kind", variables.alike, names), make)
-
-    def liveness(self, ipu: int) -> pd.DataFrame:
-        """Bytes live at each program step of an IPU, over all tiles and on the fullest; no gaps."""
-
-        def make() -> pd.DataFrame:
-            steps = self.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
-            return frame_of({**steps, **self.live_columns(ipu)})
-
-        return self._keep(("liveness", ipu), make)
+        return self.file.keep(("by kind", variables.alike, names), make)
 
     def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The numeric columns of `liveness`, without reading the steps."""
@@ -140,52 +107,18 @@ class ReportMemory(ReportProgram):
                 "max_tile_bytes": max_tile_bytes,
             }
 
-        return self._keep(("live columns", ipu), make)
-
-    def names_of_steps(self, ipu: int, positions: np.ndarray) -> np.ndarray:
-        """Names of program steps of an IPU by their positions; of few, only these are read."""
-        ids = self.steps_of_ipu(ipu, "step")["step"][positions]
-        return self.names_of(records.Step, ids)
+        return self.file.keep(("live columns", ipu), make)
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
         variables = self.ipu_variables(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
-    def liveness_map(
-        self,
-        ipu: int,
-        steps: slice | None = None,
-        tiles: slice | None = None,
-        shape: tuple[int, int] | None = None,
-        what: str = "total",
-    ) -> np.ndarray:
-        """Live bytes, int64[step, tile], without gaps.
-
-        ``steps`` and ``tiles`` (slices without a step) choose a rectangle; ``shape`` resamples it
-        by maximum to at most that size. ``what``: "total", or "not_always_live".
-        """
-        if what not in ("total", "not_always_live"):
-            raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
-        self._check_ipu(ipu)
-        first, last = bounds_of(steps, int(self.steps_of_ipus[ipu]), "steps")
-        left, right = bounds_of(tiles, self._tiles, "tiles")
-        if shape is not None and min(shape) < 1:
-            raise ValueError(f"shape must be at least (1, 1), not {shape}")
-
-        def make() -> np.ndarray:
-            variables, here = self.ipu_variables(ipu), slice(left, right)
-            always = variables.always()[here] if what == "total" else None
-            size = shape or (last - first, right - left)
-            return resampled(variables.intervals.on_tiles(here), first, last, size, always)
-
-        return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
-
     def live_bytes(self, ipu: int) -> np.ndarray:
         """``total`` of `liveness` alone, without reading any tile: int64[step], bytes."""
 
         def make() -> np.ndarray:
-            sums = self._variable_vectors[2]
+            sums = self.vectors[2]
             moving = variables.intervals
             lives = moving.start < moving.stop
             size = sums[moving.vector[lives]]
@@ -195,29 +128,16 @@ class ReportMemory(ReportProgram):
             total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
             return total
 
-        self._check_ipu(ipu)
+        self.file.check_ipu(ipu)
         variables = self.ipu_variables(ipu)
-        return self._keep(("live bytes", ipu), make)
-
-    def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
-        """Variables live at a step (by position), largest first; bytes on a tile (None: on all)."""
-        which, size = self.live_at(ipu, step, tile)
-        columns = {name: values[which] for name, values in self.variables_of(ipu).items()}
-        return frame_of(
-            {
-                "variable": columns["id"],
-                "name": self.names_of(records.Variable, columns["id"]),
-                **some_columns(columns, "category", "role", "op", "block"),
-                "bytes": size,
-            }
-        )
+        return self.file.keep(("live bytes", ipu), make)
 
     def live_at(
         self, ipu: int, step: int, tile: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Positions in `variables_of` and bytes of `live_variables`, in its order."""
         size = self.bytes_of_variables(ipu, tile)
-        steps = int(self.steps_of_ipus[ipu])
+        steps = int(self.sequence.steps_of_ipus[ipu])
         if not 0 <= step < max(1, steps):
             raise IndexError(f"IPU {ipu} has steps 0 to {steps - 1}, not {step}")
         columns = self.variables_of(ipu)
@@ -234,51 +154,51 @@ class ReportMemory(ReportProgram):
         """
 
         def make() -> dict[str, np.ndarray]:
-            columns = self._table(records.Variable)
+            columns = self.file.table(records.Variable)
             columns.read("ipu", *_OF_VARIABLES)
             rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
             return {name: columns[name][rows] for name in _OF_VARIABLES}
 
-        self._check_ipu(ipu)
-        return self._keep(("variables of", ipu), make)
+        self.file.check_ipu(ipu)
+        return self.file.keep(("variables of", ipu), make)
 
     def bytes_of_variables(self, ipu: int, tile: int | None = None) -> np.ndarray:
         """Bytes of an IPU's variables on a tile (None: on all); reads only their vectors."""
-        self._check_ipu(ipu)
-        if tile is not None and not 0 <= tile < self._tiles:
-            raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
+        self.file.check_ipu(ipu)
+        if tile is not None and not 0 <= tile < self.file.tile_count:
+            raise IndexError(f"an IPU has tiles 0 to {self.file.tile_count - 1}, not {tile}")
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
-        ids, vectors = self._keep(("vectors of", ipu), lambda: self._vectors_of(rows))
+        ids, vectors = self.file.keep(("vectors of", ipu), lambda: self._vectors_of(rows))
         size = vectors.sum(axis=1) if tile is None else vectors[:, tile]
         of_rows: np.ndarray = size[
-            np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][rows])
+            np.searchsorted(ids, self.file.table(records.Variable)["tile_bytes"][rows])
         ]
-        self._sound(integrity.of_sums("variables", of_rows))
+        self.file.sound(integrity.of_sums("variables", of_rows))
         return of_rows
 
     def _vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sorted ids of the distinct vectors of some variables, and the vectors."""
-        if "_variable_vectors" in self.__dict__:
-            return self._variable_vectors[:2]
-        unique = np.unique(self._table(records.Variable)["tile_bytes"][rows])
-        return unique, self._matrix(unique)
+        if "vectors" in self.__dict__:
+            return self.vectors[:2]
+        unique = np.unique(self.file.table(records.Variable)["tile_bytes"][rows])
+        return unique, self.file.matrix(unique)
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
-        self._check_ipu(ipu)
-        return self._keep(("ipu", ipu), lambda: self._load_ipu(ipu))
+        self.file.check_ipu(ipu)
+        return self.file.keep(("ipu", ipu), lambda: self._load_ipu(ipu))
 
     def _load_ipu(self, ipu: int) -> IpuVariables:
-        columns = self._table(records.Variable)
+        columns = self.file.table(records.Variable)
         columns.read(*_MEMORY_OF_VARIABLES)
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
         here = {name: columns[name][rows] for name in names}
-        steps = int(self.steps_of_ipus[ipu])
+        steps = int(self.sequence.steps_of_ipus[ipu])
         always = here["always_live"] != 0
-        _, vectors, sums = self._variable_vectors
+        _, vectors, sums = self.vectors
         row = self._vector_of_variables[rows]
-        self._sound(integrity.of_sums("variables", sums[row]))
+        self.file.sound(integrity.of_sums("variables", sums[row]))
         return IpuVariables(
             ipu,
             steps,
@@ -314,8 +234,8 @@ class ReportMemory(ReportProgram):
         moving = variables.intervals_of(chosen)
         parts = (moving.start, moving.stop, moving.vector)
         key = (variables.steps, *(part.tobytes() for part in parts))
-        none = np.zeros(self._tiles, dtype=np.int64)
-        one = self._keep(
+        none = np.zeros(self.file.tile_count, dtype=np.int64)
+        one = self.file.keep(
             ("moving", key),
             lambda: liveness.peaks(moving, variables.steps, none, fullest_tiles=False),
         )
@@ -326,4 +246,39 @@ class ReportMemory(ReportProgram):
 
     @cached_property
     def _totals(self) -> Totals:
-        return Totals(self._variable_vectors[1])
+        return Totals(self.vectors[1])
+
+    @cached_property
+    def vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sorted ids of all variables' distinct vectors, the vectors, and their sums.
+
+        int64[vector, tile]. Equal tensors of equal layers share a vector, so there are few.
+        """
+        unique = np.unique(self.file.table(records.Variable)["tile_bytes"])
+        vectors = self.file.matrix(unique)
+        return unique, vectors, vectors.sum(axis=1)
+
+    @cached_property
+    def _vector_of_variables(self) -> np.ndarray:
+        """For each row of the variables' table, the row of `vectors` that it uses."""
+        return np.searchsorted(self.vectors[0], self.file.table(records.Variable)["tile_bytes"])
+
+    @property
+    def variable_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct vectors of variables' bytes, and each variable's row in them.
+
+        int64[variable] (first) and int64[vector, tile]; callers must not modify them.
+        """
+        return self._vector_of_variables, self.vectors[1]
+
+    @cached_property
+    def _rows_of_ipus(self) -> dict[int, np.ndarray]:
+        """Rows of each IPU's variables, in the order of the table."""
+        ipu = self.file.table(records.Variable)["ipu"]
+        order = np.argsort(ipu, kind="stable")
+        ipus, first = np.unique(ipu[order], return_index=True)
+        edges = [*first.tolist(), len(order)]
+        return {
+            int(one): order[begin:end]
+            for one, (begin, end) in zip(ipus, pairwise(edges), strict=True)
+        }

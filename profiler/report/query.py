@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ipuscope.profiler.file import schema
 from ipuscope.profiler.report import Report, sql_process
@@ -33,26 +36,37 @@ class QueryTimeout(QueryError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The rows of a SELECT, and whether there were more than requested."""
+    """The rows of a SELECT, and whether there were more than requested.
 
-    names: tuple[str, ...]
+    It prints as a frame does: to import pandas takes longer than most statements. Columns with the
+    same name get their position, from the second on.
+    """
+
+    columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     cut: bool
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column, object[row]."""
+        at = self.columns.index(name)
+        return np.fromiter((row[at] for row in self.rows), object, len(self.rows))
+
+    def head(self, most: int) -> Answer:
+        """The first rows."""
+        return replace(self, rows=self.rows[:most])
+
     def frame(self) -> pd.DataFrame:
-        """A frame of objects. Columns with the same name get their position, from the second on."""
+        """A frame of objects."""
         import pandas as pd
 
-        # SQL may name two columns alike, a frame may not.
-        unique = [
-            name if self.names.index(name) == at else f"{name}:{at}"
-            for at, name in enumerate(self.names)
-        ]
-        return pd.DataFrame(list(self.rows), columns=pd.Index(unique), dtype=object)
+        return pd.DataFrame(list(self.rows), columns=pd.Index(self.columns), dtype=object)
 
 
-def is_numeric(column: pd.Series) -> bool:
-    """Whether a column of a `frame` has numbers and NULLs only, and at least one number."""
+def is_numeric(column: Iterable[object]) -> bool:
+    """Whether a column has numbers and NULLs only, and at least one number."""
     values = [value for value in column if value is not None]
     return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
@@ -70,7 +84,7 @@ def select(
     the rows as JSON. QueryError if it fails, is stopped or selects nothing.
     """
     asked = {
-        "uri": report.uri,
+        "uri": report.file.uri,
         "sql": sql,
         "views": _own_views(),
         "memory": MEMORY_BYTES,
@@ -83,7 +97,9 @@ def select(
         raise QueryError(answer["error"])
     if not answer["names"]:
         raise QueryError("this SQL selects nothing")
-    return Answer(tuple(answer["names"]), tuple(map(tuple, answer["rows"])), bool(answer["cut"]))
+    names = answer["names"]
+    unique = (name if names.index(name) == at else f"{name}:{at}" for at, name in enumerate(names))
+    return Answer(tuple(unique), tuple(map(tuple, answer["rows"])), bool(answer["cut"]))
 
 
 def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
@@ -105,6 +121,8 @@ def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
         return {"error": "it needs more time or memory than a statement may have"}
 
 
-def _own_views() -> list[str]:
+def _own_views() -> dict[str, str]:
     """The documented views, put before any in the file with the same names."""
-    return [view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS]
+    return {
+        view.name: view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS
+    }

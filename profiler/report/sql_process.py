@@ -3,9 +3,10 @@
 Run by its path (``python -I -S sql_process.py``), so it imports nothing of ours. SQLite's own
 limits do not reach into a single function call (``instr`` on two long texts takes hours): only
 ending the process ends every statement, and it also bounds the memory. Standard input has the
-request as JSON: ``uri``, ``sql``, ``views`` (statements that put the documented views before those
-in the file), ``memory`` and ``answer`` (bytes), ``rows`` (maximum; None: all), ``seconds``.
-Standard output gets ``names``, ``rows`` and ``cut`` (whether there were more), or ``error``.
+request as JSON: ``uri``, ``sql``, ``views`` (by name, statements that put the documented views
+before those in the file), ``memory`` and ``answer`` (bytes), ``rows`` (maximum; None: all),
+``seconds``. Standard output gets ``names``, ``rows`` and ``cut`` (whether there were more), or
+``error``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _only_reading(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
 
 
-def _connect(uri: str, views: list[str]) -> sqlite3.Connection:
+def _connect(uri: str, views: dict[str, str]) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     for pragma in (
         "trusted_schema = OFF",
@@ -42,8 +43,9 @@ def _connect(uri: str, views: list[str]) -> sqlite3.Connection:
         "temp_store = MEMORY",  # nothing that a statement sorts goes to a disk
     ):
         connection.execute(f"PRAGMA {pragma}")
-    for view in views:
-        connection.execute(view)
+    tables = connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+    for name in views.keys() - {name for (name,) in tables}:  # a view of today may be a table there
+        connection.execute(views[name])
     connection.execute("PRAGMA query_only = ON")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.set_authorizer(_only_reading)

@@ -1,4 +1,4 @@
-"""A profile's tables: its columns, checked as they are read, and what needs only these."""
+"""The file of a report: its tables' columns, checked as they are read, and a cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,14 +18,7 @@ from ipuscope.profiler.file.columns import Check, Columns
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.profiler.file.reader import Reader
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.report.frames import (
-    columns_without,
-    frame_of,
-    looked_up,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
+from ipuscope.profiler.report.frames import looked_up
 
 T = TypeVar("T")
 DAMAGED = (
@@ -47,17 +40,17 @@ _META = {
 }
 
 
-class ReportTables:
-    """The part of a report that reads its file."""
+class ProfileFile:
+    """`Report.file`: tables by their records, names by ids, and what was computed from them."""
 
     _opens: type[Reader] = Reader
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._reader = self._opens(path)
-        self.path: Path = self._reader.path
+        self.reader = self._opens(path)
+        self.path: Path = self.reader.path
         # One lock, for columns and properties too: with several, two threads that each have one of
         # them could wait for each other for ever.
-        self._lock = threading.RLock()
+        self.lock = self._lock = threading.RLock()
         self._seal: Future[seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
         self._cached: dict[Any, Any] = {}
@@ -65,24 +58,11 @@ class ReportTables:
         self._names_asked: dict[type[Any], int] = {}
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
-    def close(self) -> None:
-        """Close the file; frames that were already read remain usable."""
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Report({str(self.path)!r})"
-
     @cached_property
     def meta(self) -> dict[str, Any]:
         """The header. For an unfinished run, ``warnings`` says what is missing from the file."""
-        meta: dict[str, Any] = {**_META, **self._reader.meta}
-        self._sound(integrity.of_header(meta))
+        meta: dict[str, Any] = {**_META, **self.reader.meta}
+        self.sound(integrity.of_header(meta))
         warnings = (
             list(meta["warnings"])
             if isinstance(meta["warnings"], list)
@@ -108,7 +88,7 @@ class ReportTables:
             "variables": records.Variable,
             "runs": records.Run,
         }
-        missing = [name for name, record in parts.items() if not self._reader.count(record)]
+        missing = [name for name, record in parts.items() if not self.reader.count(record)]
         return (
             f": it has no {', '.join(missing)}{yet}"
             if missing
@@ -118,93 +98,36 @@ class ReportTables:
     @cached_property
     def target(self) -> records.Target:
         """The modelled machine."""
-        columns = self._table(records.Target)
+        columns = self.table(records.Target)
         return records.Target(**{name: values.item() for name, values in columns.items()})
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """The run's settings: a dict from dotted name to value."""
-        columns = self._table(records.Option)
+        columns = self.table(records.Option)
         try:
             return {
                 name: from_json.loads(value)
                 for name, value in zip(columns["name"], columns["value"], strict=True)
             }
         except ValueError as error:
-            raise self._reader.damaged(f"an option's value is not JSON ({error})") from error
-
-    @cached_property
-    def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles per micro-batch, memory; ``share``: of the slowest stage."""
-        stage, block = self._table(records.Stage), self._table(records.Block)
-        cycles = stage["forward_cycles"] + stage["backward_cycles"]
-        names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]
-        return frame_of(
-            {
-                "stage": stage["id"],
-                "ipu": stage["ipu"],
-                "blocks": np.array(names, dtype=object),
-                "forward_cycles": stage["forward_cycles"],
-                "backward_cycles": stage["backward_cycles"],
-                "recompute_cycles": stage["recompute_cycles"],
-                "update_cycles": stage["update_cycles"],
-                "cycles": cycles,
-                "share": cycles / max(1, cycles.max(initial=0)),
-                "stash_depth": stage["stash_depth"],
-                "stash_bytes": stage["stash_bytes"],
-                "weight_bytes": stage["weight_bytes"],
-                "copy_bytes": stage["copy_bytes"],
-            }
-        )
-
-    @cached_property
-    def blocks(self) -> pd.DataFrame:
-        """Blocks of the model and the cost of a micro-batch in each."""
-        columns = self._table(records.Block)
-        return frame_of({"block": columns["id"], **columns_without(columns, "id")})
-
-    @cached_property
-    def ops(self) -> pd.DataFrame:
-        """Operators by id, with ``block_name``."""
-        columns = self._table(records.Op)
-        block = self._table(records.Block)
-        names = looked_up(columns["block"], block["id"], block["name"], "")
-        return frame_of(
-            {**columns_without(columns, "id"), "block_name": names}, index=columns["id"]
-        )
-
-    @cached_property
-    def predicted(self) -> bool:
-        """Whether no call was profiled; ``runs`` then has the one that the schedule predicts."""
-        return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
-
-    @property
-    def imported(self) -> bool:
-        """Whether ``ipu-report import`` wrote it: no micro-batches, Blocks or pipeline cycles."""
-        return bool(self.meta.get("strategy") == "imported")
-
-    @cached_property
-    def _vector_of_variables(self) -> np.ndarray:
-        """For each row of the variables' table, the row of `_variable_vectors` that it uses."""
-        return np.searchsorted(
-            self._variable_vectors[0], self._table(records.Variable)["tile_bytes"]
-        )
+            raise self.reader.damaged(f"an option's value is not JSON ({error})") from error
 
     def names_at(self, record: type[Any], rows: np.ndarray) -> np.ndarray:
         """Names of some rows of a table; the others are not read for a small number of requests."""
         if self._all_names(record, len(rows)):
-            return self._table(record)["name"][rows]
-        return self._some_names(record, self._table(record)["id"][rows])
+            return self.table(record)["name"][rows]
+        return self._some_names(record, self.table(record)["id"][rows])
 
     def names_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         """`names_at`, by ids that the table has."""
         if self._all_names(record, len(ids)):
-            return self._table(record)["name"][self.rows_of(record, ids)]
+            return self.table(record)["name"][self.rows_of(record, ids)]
         return self._some_names(record, ids)
 
     def _all_names(self, record: type[Any], more: int) -> bool:
         """Whether to read all names of a table, as ``more`` are asked for."""
-        columns = self._table(record)
+        columns = self.table(record)
         with self._lock:
             asked = self._names_asked.get(record, 0) + more
             self._names_asked[record] = asked
@@ -212,13 +135,13 @@ class ReportTables:
 
     def _some_names(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         unique, which = np.unique(ids, return_inverse=True)
-        texts = self._reader.texts(record, "name", unique.tolist())
+        texts = self.reader.texts(record, "name", unique.tolist())
         named: np.ndarray = np.array([*texts, None], dtype=object)[which]
         return named
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         """Rows of a table by their ids, -1 if it has none: int64."""
-        own = self._table(record)["id"]
+        own = self.table(record)["id"]
         return looked_up(np.asarray(ids), own, np.arange(len(own)), -1)
 
     def op_names(self, ids: np.ndarray) -> np.ndarray:
@@ -230,7 +153,7 @@ class ReportTables:
 
     def block_names(self, ids: np.ndarray) -> np.ndarray:
         """Names of Blocks by their ids, "" for others."""
-        columns = self._table(records.Block)
+        columns = self.table(records.Block)
         return looked_up(np.asarray(ids), columns["id"], columns["name"], "")
 
     def once(self, key: str, make: Callable[[], T]) -> T:
@@ -249,12 +172,12 @@ class ReportTables:
     @property
     def state(self) -> tuple[int, ...]:
         """What tells the opened file from a later one at its path; empty while a run writes it."""
-        return () if self._reader.partial else self._reader.state
+        return () if self.reader.partial else self.reader.state
 
     @property
     def uri(self) -> str:
         """The URI by which SQLite opens the file as the report does: read-only, no extra files."""
-        return self._reader.uri
+        return self.reader.uri
 
     @cached_property
     def as_written(self) -> seal.State:
@@ -263,7 +186,7 @@ class ReportTables:
 
     def _sealed(self) -> seal.State:
         try:
-            return seal.state(self.path, self._reader.meta.get(seal.ENTRY))
+            return seal.state(self.path, self.reader.meta.get(seal.ENTRY))
         except (OSError, ValueError):  # it vanished, or is empty by now
             return seal.State.UNKNOWN
 
@@ -274,126 +197,98 @@ class ReportTables:
         pool.shutdown(wait=False)
 
     @property
-    def notes(self) -> list[str]:
-        """What every reader of the profile has to know: the header's warnings, and damage."""
-        return [*map(str, self.meta["warnings"]), *([DAMAGED] if self.damaged else [])]
-
-    @property
     def damaged(self) -> bool:
         """Whether bytes changed since it was written, other than by SQLite."""
         return self.as_written is seal.State.DAMAGED
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table whose packed form differs from its rows."""
-        return self._reader.packed_amiss(record)
+        return self.reader.packed_amiss(record)
 
-    def columns_of(self, record: type[Any]) -> Columns:
+    def table(self, record: type[Any]) -> Columns:
         """A table's columns, each read on first use; vectors as ids, -1 for none. Do not modify."""
-        return self._table(record)
-
-    def vector(self, id: int) -> np.ndarray:
-        """A per-tile vector by its id, int64, read-only."""
-        return self._over_tiles([id])[id]
-
-    @property
-    def variable_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct vectors of variables' bytes, and each variable's row in them.
-
-        int64[variable] (first) and int64[vector, tile]; callers must not modify them.
-        """
-        return self._vector_of_variables, self._variable_vectors[1]
-
-    @property
-    def _tiles(self) -> int:
-        return self.target.tiles_per_ipu
-
-    def _table(self, record: type[Any]) -> Columns:
         with self._lock:
             if record not in self._columns:
                 check = self._check(record)
-                self._columns[record] = Columns(self._reader, record, check, self._lock)
+                self._columns[record] = Columns(self.reader, record, check, self._lock)
             return self._columns[record]
+
+    def vector(self, id: int) -> np.ndarray:
+        """A per-tile vector by its id, int64, read-only."""
+        return self.over_tiles([id])[id]
+
+    @property
+    def tile_count(self) -> int:
+        """Tiles of an IPU."""
+        return self.target.tiles_per_ipu
 
     def _check(self, record: type[Any]) -> Check:
         """The check of a table's columns by `ipuscope.profiler.file.integrity`."""
 
         def check(columns: Columns, names: Iterable[str]) -> None:
-            self._sound(integrity.of_table(record, columns, names, self._context))
+            self.sound(integrity.of_table(record, columns, names, self.context))
 
         return check
 
     @cached_property
-    def _context(self) -> Context:
+    def context(self) -> Context:
+        """What checks of one table ask of others."""
         return Context(
             lambda: self.target.ipus_per_replica,
-            lambda table: self._table(records.BY_TABLE[table])["id"],
-            lambda: self._table(records.Step)["ipu"],
+            lambda table: self.table(records.BY_TABLE[table])["id"],
+            lambda: self.table(records.Step)["ipu"],
             self.meta["complete"],
         )
 
-    def _sound(self, wrong: str) -> None:
+    def sound(self, wrong: str) -> None:
         """Raise `ProfileError` if `ipuscope.profiler.file.integrity` found a problem."""
         if wrong:
-            raise self._reader.damaged(wrong)
+            raise self.reader.damaged(wrong)
 
-    def _over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
+    def over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
         """Per-tile vectors of cycles, bytes or counts, by id."""
-        vectors = self._reader.vectors(ids, self._tiles)
+        vectors = self.reader.vectors(ids, self.tile_count)
         for vector in vectors.values():
-            self._sound(integrity.of_vector(vector))
+            self.sound(integrity.of_vector(vector))
         return vectors
 
-    def _vector_sums(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def vector_sums(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(sum, maximum, count of nonzeros) of each vector over tiles; 0 if there is none."""
         unique, where = np.unique(ids, return_inverse=True)
-        total, largest, count = self._sums_of(unique)
+        total, largest, count = self.sums_of(unique)
         return total[where], largest[where], count[where]
 
-    def _sums_of(self, ids: np.ndarray) -> np.ndarray:
+    def sums_of(self, ids: np.ndarray) -> np.ndarray:
         """Sum, maximum and count of nonzeros of vectors over tiles, 0 of none: int64[3, id]."""
         sums = np.zeros((3, len(ids)), dtype=np.int64)
         for at in range(0, len(ids), 1000):  # not all in memory at once
-            vectors = self._over_tiles(ids[at : at + 1000])
+            vectors = self.over_tiles(ids[at : at + 1000])
             for i, id in enumerate(ids[at : at + 1000].tolist(), at):
                 if id >= 0:
                     sums[:, i] = vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id])
         return sums
 
-    def _all_ipus(self, ipu: int | None) -> Iterable[int]:
-        return range(self.target.ipus_per_replica) if ipu is None else [ipu]
-
-    def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
-        return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
-
-    def _check_ipu(self, ipu: int) -> None:
+    def check_ipu(self, ipu: int) -> None:
+        """Raise IndexError unless there is such an IPU."""
         if not 0 <= ipu < self.target.num_ipus:
             raise IndexError(f"{self.path} has IPUs 0 to {self.target.num_ipus - 1}, not {ipu}")
 
-    @cached_property
-    def _variable_vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sorted ids of all variables' distinct vectors, the vectors, and their sums.
-
-        int64[vector, tile]. Equal tensors of equal layers share a vector, so there are few.
-        """
-        unique = np.unique(self._table(records.Variable)["tile_bytes"])
-        vectors = self._matrix(unique)
-        return unique, vectors, vectors.sum(axis=1)
-
-    def _matrix(self, ids: np.ndarray) -> np.ndarray:
+    def matrix(self, ids: np.ndarray) -> np.ndarray:
         """Vectors over tiles by id, a row each: int64[id, tile], read-only."""
-        vectors = self._reader.matrix(ids.tolist(), self._tiles)
-        self._sound(integrity.of_vector(vectors))
+        vectors = self.reader.matrix(ids.tolist(), self.tile_count)
+        self.sound(integrity.of_vector(vectors))
         vectors.flags.writeable = False
         return vectors
 
-    def _keep(self, key: Any, make: Callable[[], T]) -> T:
+    def keep(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` computes, cached under the key. Other threads wait meanwhile."""
         with self._lock:
             if key not in self._cached:
                 self._cached[key] = make()
             answer: T = self._cached[key]
             return answer
 
-    def _remember(self, key: Any, make: Callable[[], T]) -> T:
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
         """Like `_keep`, but for large results: only the most recent few are cached."""
         with self._lock:
             answer: T | None = self._recent.pop(key, None)

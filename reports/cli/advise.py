@@ -37,6 +37,18 @@ EXAMPLES = """  ipu-report advise demo/training
 """
 
 
+class _Check(argparse.Action):
+    """--check takes all that follows it: the profile comes before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, *_: object) -> None:
+        if not namespace.profiles:
+            parser.error(
+                f"--check took {shlex.join(values) or 'nothing'}, as it takes all that follows it:"
+                " PROFILE comes before it: ipu-report advise PROFILE --check SCRIPT"
+            )
+        namespace.check = values
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ipu-report advise`."""
     common.add_profile(parser)
@@ -61,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_form(parser)
     parser.add_argument(
         "--check",
+        action=_Check,
         nargs=argparse.REMAINDER,
         metavar="SCRIPT",
         help="the script of the profile with its arguments, last: compile it with each advice",
@@ -111,8 +124,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         advised = advise_on(basis, allowed)
     except ValueError as error:
         raise common.CommandError(str(error)) from error
-    every = [advised.together, *advised.single] if advised.together else [*advised.single]
-    advices = every[: common.top(args)]
+    advices = advised.every[: common.top(args)]
     now = _now(basis, advised)
     if advised.present.problems:
         now = f"{now} {_way_to_fit(report, args, basis)}"

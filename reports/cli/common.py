@@ -289,7 +289,7 @@ def say_damage(report: Report) -> None:
     """Say on standard error that answers of this file may be wrong."""
     from ipuscope.profiler.report import DAMAGED
 
-    if report.damaged:
+    if report.file.damaged:
         print(f"ipu-report: warning: {one_line(str(report.path))}: {DAMAGED}", file=sys.stderr)
 
 
@@ -314,7 +314,7 @@ def each_profile(
                 say(f"{number} of {len(paths)}, {path}")
             try:
                 with open_report(path) as report:
-                    report.begin_check()
+                    report.file.begin_check()
                     pages.append(make(report))
                     say_damage(report)
             except ProfileError as error:
@@ -401,7 +401,7 @@ def ipus(report: Report) -> Iterator[int]:
     """The IPUs that have their own program."""
     from ipuscope.profiler.file import records
 
-    yield from sorted(set(report.columns_of(records.Step)["ipu"].tolist()))
+    yield from sorted(set(report.file.table(records.Step)["ipu"].tolist()))
 
 
 def top(args: argparse.Namespace) -> int | None:

@@ -100,7 +100,7 @@ def _tables(report: Report) -> str:
 
 def _bytes(report: Report) -> str:
 
-    damaged = report.damaged
+    damaged = report.file.damaged
     return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
 
 
@@ -108,10 +108,10 @@ def _packed(report: Report, every_row: bool) -> str:
     from ipuscope.profiler.file import records
     from ipuscope.profiler.file.seal import State
 
-    if report.as_written is State.INTACT and not every_row:
+    if report.file.as_written is State.INTACT and not every_row:
         return ""
     for record in records.STORED:
-        amiss = report.packed_amiss(record)
+        amiss = report.file.packed_amiss(record)
         if amiss:
             return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
     return ""
@@ -123,7 +123,7 @@ def _rows(report: Report) -> str:
 
     if report.meta["complete"]:
         for record in records.STORED:
-            report.columns_of(record).read()
+            report.file.table(record).read()
     report.program_steps()
     for run in report.runs["run"].tolist():
         report.cycle_proportions(run)  # reads the steps of each body that ran
@@ -157,15 +157,15 @@ def _memory(report: Report) -> str:
     import numpy as np
 
     for ipu in common.ipus(report):
-        report.tile_columns(ipu)
-        every = np.ones(len(report.ipu_variables(ipu).id), dtype=bool)
-        if (report.peaks_of(ipu, every).step_total < 0).any():
+        report.usage.tile_columns(ipu)
+        every = np.ones(len(report.usage.ipu_variables(ipu).id), dtype=bool)
+        if (report.usage.peaks_of(ipu, every).step_total < 0).any():
             return f"IPU {ipu} has less than nothing live"
     return ""
 
 
 def _overflow(report: Report) -> str:
-    overflow = {ipu: report.tile_columns(ipu)["overflow"] for ipu in common.ipus(report)}
+    overflow = {ipu: report.usage.tile_columns(ipu)["overflow"] for ipu in common.ipus(report)}
     over = {ipu: int((beyond > 0).sum()) for ipu, beyond in overflow.items()}
     return ", ".join(f"IPU {ipu}: {tiles:,} tiles" for ipu, tiles in over.items() if tiles)
 

@@ -52,9 +52,8 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         tables.append(_by_category(report, args))
     if args.by == "tile":
         tables.append(_by_tile(report, args))
-    too_full = [
-        one for one in analysis.overflows(report) if one.ipu in ipus.frame["ipu"].to_numpy()
-    ]
+    shown = set(ipus.frame["ipu"].tolist())
+    too_full = [one for one in analysis.overflows(report) if one.ipu in shown]
     notes = [say(f"Out of memory: {one}.", "bold red") for one in too_full]
     if too_full:
         with suppress(ValueError):  # no costs of Blocks

@@ -50,21 +50,17 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.reports.tables import Column, Page, Table, clean, text
 
         try:
-            frame = query.select(report, args.sql, args.timeout).frame()
+            answer = query.select(report, args.sql, args.timeout)
         except query.QueryError as error:
             hint = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
             option = " (--timeout)" if isinstance(error, query.QueryTimeout) else ""
             what = f"{report.path}: {error}{option}. Give one SELECT; {hint}"
             raise common.CommandError(what, common.NOT_SO) from None
         columns = tuple(
-            Column(
-                name,
-                clean(name),
-                _number if query.is_numeric(frame[name]) else text,
-            )
-            for name in frame.columns
+            Column(name, clean(name), _number if query.is_numeric(answer[name]) else text)
+            for name in answer.columns
         )
-        return Page(str(report.path), (Table("rows", frame, columns, most=common.top(args)),))
+        return Page(str(report.path), (Table("rows", answer, columns, most=common.top(args)),))
 
     return common.each_profile(args, page)
 

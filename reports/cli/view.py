@@ -10,10 +10,8 @@ import errno
 import getpass
 import os
 import shlex
-import socket
 import sys
 import threading
-import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +181,8 @@ def _serve(
     # a session without a screen has no browser; editors that forward ports give one as BROWSER
     screen = not forward or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ)
     if screen and not args.no_browser:
+        import webbrowser  # which is slow to import
+
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
@@ -208,6 +208,8 @@ def ssh_forward(
 
 def free_port(host: str, port: int) -> int:
     """The port, or a free one for 0. Raises CommandError if it is not available."""
+    import socket
+
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_column_is_said_when_it_is_read_and_each_time(tmp_p
         writer.add([records.Target("mk2", "ipu2", 1, 1, 1, 4, 100, 50, 1e9, 6)])
         writer.add([records.ComputeSet(0, "a", 0, -1, 5), records.ComputeSet(1, "b", 0, 7, 5)])
         report = open_report(writer.publish())
-    columns = report.columns_of(records.ComputeSet)
+    columns = report.file.table(records.ComputeSet)
     assert columns["flops"].tolist() == [5, 5]
     for _ in range(2):
         with pytest.raises(ProfileError, match=r"compute_set_info\.op is 7"):

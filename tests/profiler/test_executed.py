@@ -10,7 +10,7 @@ import pytest
 
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.file import records, trace
-from ipuscope.profiler.report import runs
+from ipuscope.profiler.report import report as report_module
 from tests.synthetic import synthetic_profile
 
 
@@ -23,7 +23,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_executed_steps_are_those_of_the_frame(report: Report, ipus: list[int] | None) -> None:
     frame = report.steps(0, iteration=0)
     frame = frame if ipus is None else frame[frame["ipu"].isin(ipus)]
-    steps = report.executed(0, ipus, 0)
+    steps = report.trace.executed(0, ipus, 0)
     for name in ("ipu", "step", "start", "end"):
         assert np.array_equal(getattr(steps, name), frame[name])
     assert steps.named.name[steps.what].tolist() == frame["name"].tolist()
@@ -33,8 +33,8 @@ def test_executed_steps_are_those_of_the_frame(report: Report, ipus: list[int] |
 def test_a_window_has_the_steps_of_the_tasks_that_it_cuts(report: Report) -> None:
     frame = report.steps(0, iteration=0)
     low, high = int(frame["start"].quantile(0.3)), int(frame["start"].quantile(0.4))
-    steps = report.executed(0, None, 0, (low, high))
-    assert len(steps) == report.executed_count(0, None, 0, (low, high)) < len(frame)
+    steps = report.trace.executed(0, None, 0, (low, high))
+    assert len(steps) == report.trace.executed_count(0, None, 0, (low, high)) < len(frame)
     inside = frame[(frame["end"] > low) & (frame["start"] < high)]
     there = (steps.end > low) & (steps.start < high)
     assert np.array_equal(steps.step[there], inside["step"])
@@ -45,11 +45,11 @@ def test_a_window_has_the_steps_of_the_tasks_that_it_cuts(report: Report) -> Non
 def test_what_is_spent_is_what_the_slices_take(report: Report, part: tuple[float, float]) -> None:
     frame = report.steps(0, iteration=None)
     frame = frame[frame["kind"] != records.BESIDE]
-    first, last = report.extent(0)
+    first, last = report.trace.extent(0)
     low, high = (first + round(share * (last - first)) for share in part)
     cut = frame[(frame["end"] > low) & (frame["start"] < high)]
     cycles = cut["end"].clip(upper=high) - cut["start"].clip(lower=low)
-    spent = report.spent(0, None, None, (low, high))
+    spent = report.trace.spent(0, None, None, (low, high))
     by_step = cycles.groupby(cut["step"]).agg(["sum", "size"])
     steps, at = np.unique(spent.step, return_inverse=True)
     assert steps.tolist() == by_step.index.tolist()
@@ -87,7 +87,7 @@ def test_tasks_in_place_of_steps_are_those_of_the_frame(
 ) -> None:
     frame = report.tasks(1, iteration=iteration)
     frame = frame[frame["ipu"].isin([1, 3])]
-    tasks = report.executed_tasks(1, [1, 3], iteration)
+    tasks = report.trace.executed_tasks(1, [1, 3], iteration)
     for name in ("ipu", "start", "end"):
         assert np.array_equal(getattr(tasks, name), frame[name])
     assert tasks.named.name[tasks.what].tolist() == frame["name"].tolist()
@@ -102,7 +102,7 @@ def test_executed_steps_of_any_number_come_in_batches(
     path = synthetic_profile(tmp_path / "profile.pop", iterations=3)
     with open_report(path) as report:
         whole = report.steps()
-        monkeypatch.setattr(runs, "BATCH", len(whole) // 20)
+        monkeypatch.setattr(report_module, "BATCH", len(whole) // 20)
         batches = list(report.iter_steps())
         assert len(batches) > 15 and max(one.num_rows for one in batches) < len(whole) // 10
         assert {len(np.unique(one["iteration"])) for one in batches} == {1}

@@ -81,7 +81,7 @@ def read_everything(path: Path) -> None:
             if len(report.program_steps(ipu)):
                 report.live_variables(ipu, 0)
         for id in report.variables.index[:3]:
-            report.variable_tiles(id)
+            report.usage.variable_tiles(id)
 
 
 def read_as_libpva(path: Path) -> None:

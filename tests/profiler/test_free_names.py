@@ -144,7 +144,7 @@ def test_insights_stages_and_analyses_are_the_same(both: tuple[Report, Report]) 
 def test_figures_show_the_same_numbers(both: tuple[Report, Report]) -> None:
     drawn = []
     for report in both:
-        tasks, steps = report.tasks(0, iteration=0), report.executed(0, iteration=0)
+        tasks, steps = report.tasks(0, iteration=0), report.trace.executed(0, iteration=0)
         lanes = lanes_of(tasks, steps, report.pipeline_cycles(0, 0), report.stages)
         of_ipu = report.steps(0, 1, 0), report.tasks(0, 1, 0)
         flame = trace.flame(*of_ipu, report.ops["name"])

@@ -101,7 +101,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.parametrize("finest", [2, 5_000, 30_000])
 def test_what_executes_takes_as_long_by_kind(report: Report, finest: int) -> None:
-    whole, fewer = report.executed(0, [0, 2], 0), report.executed(0, [0, 2], 0, finest=finest)
+    whole, fewer = (
+        report.trace.executed(0, [0, 2], 0),
+        report.trace.executed(0, [0, 2], 0, finest=finest),
+    )
     assert len(fewer) < len(whole) or finest == 2
     for ipu in (0, 2):
         spent = []
@@ -124,7 +127,10 @@ def test_counters_keep_their_peaks_and_their_sums(report: Report, finest: int) -
     known = [counters.of_steps(report, ipu) for ipu in range(4)]
     of_entries = counters.of_merged(report, known, finest)
     for ipu in range(4):
-        each, fewer = report.executed(0, [ipu], 0), report.executed(0, [ipu], 0, finest=finest)
+        each, fewer = (
+            report.trace.executed(0, [ipu], 0),
+            report.trace.executed(0, [ipu], 0, finest=finest),
+        )
         assert fewer.merged is not None
         found = (
             counters.at_slices(known[ipu], each.step),

@@ -84,7 +84,7 @@ def test_variables_on_tiles_are_the_reports(path, report):
         variable = report.variables.loc[id]
         held = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
         held[of["tile"] - variable["ipu"] * report.target.tiles_per_ipu] = of["size_bytes"]
-        assert held.tolist() == report.variable_tiles(id).tolist()
+        assert held.tolist() == report.usage.variable_tiles(id).tolist()
         assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {
             variable["category"]
         }
@@ -146,16 +146,11 @@ def test_activity_of_a_step_by_hand():
         step = records.Step(0, 0, 0, 0, 0, 0, "OnTileExecute", "", 100, 0, None, None, None)
         for name, value in columns.items():
             setattr(step, name, np.array(value))
-        (row,) = sql_rows.step_activity([step])
-        return records.StepActivity(*row)
+        return sql_rows.activity(step)
 
-    assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(
-        0, 2, 40, 80, 30 / 80, 60 / 80, 0, 0
-    )
-    assert one(tile_cycles=[0, 0]) == records.StepActivity(0, 0, 0, 0, 1.0, 1.0, 0, 0)
-    assert one(bytes_in=[8, 0, 4], bytes_out=[0, 0, 12]) == records.StepActivity(
-        0, 2, 100, 100, 1.0, 1.0, 12, 12
-    )
+    assert one(tile_cycles=[0, 40, 80, 0]) == (2, 40, 80, 30 / 80, 60 / 80, 0, 0)
+    assert one(tile_cycles=[0, 0]) == (0, 0, 0, 1.0, 1.0, 0, 0)
+    assert one(bytes_in=[8, 0, 4], bytes_out=[0, 0, 12]) == (2, -1, -1, 1.0, 1.0, 12, 12)
     with pytest.raises(ValueError, match="step 0: bytes in and out"):
         one(bytes_in=[8, 0, 4], bytes_out=[0])
 

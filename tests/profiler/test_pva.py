@@ -87,7 +87,7 @@ def known_format(plain):
 def test_programs_are_the_tree(report, plain):
     programs = report.compilation.programs
     tree = plain.program
-    steps = plain.columns_of(records.Step)
+    steps = plain.file.table(records.Step)
     first = dict(zip(steps["id"].tolist(), steps["program"].tolist(), strict=True))
     pairs = zip(steps["program"].tolist(), steps["code"].tolist(), strict=True)
     code = {program: first[step] for program, step in pairs}  # of the step that has the same code
@@ -158,7 +158,7 @@ def test_compute_sets_and_vertices_are_the_reports(report, plain):
     assert (
         report.compilation.graph.numComputeSets
         == len(sets)
-        == len(plain.columns_of(records.ComputeSet)["id"])
+        == len(plain.file.table(records.ComputeSet)["id"])
         < int((steps["type"] == "OnTileExecute").sum())
     )
     total, state = 0, 0

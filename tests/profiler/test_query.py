@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from ipuscope.profiler import Report, open_report
@@ -43,3 +47,17 @@ def test_columns_of_one_name_stay_apart(report: Report) -> None:
 def test_what_only_reads_is_all_that_is_done(report: Report, sql: str) -> None:
     with pytest.raises(query.QueryError):
         query.select(report, sql)
+
+
+def test_a_file_in_which_a_view_is_a_table_is_asked_as_it_is(report: Report, tmp_path) -> None:
+    """Profiles had ``body_steps`` as rows before bodies shared patterns."""
+    asked = "SELECT * FROM body_steps ORDER BY body, position"
+    rows = query.select(report, asked).rows
+    older = shutil.copy(report.path, tmp_path)
+    with closing(sqlite3.connect(older)) as connection:
+        connection.executescript(
+            f"CREATE TABLE rows AS {asked}; DROP VIEW body_steps;"
+            " CREATE TABLE body_steps AS SELECT * FROM rows; DROP TABLE body_patterns;"
+        )
+    with open_report(older) as opened:
+        assert query.select(opened, asked).rows == rows

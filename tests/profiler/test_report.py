@@ -211,15 +211,19 @@ def test_the_program_lists_parents_before_children_and_siblings_in_order(report)
 def test_steps_are_chosen_by_their_texts_as_by_comparing_each(path, name, backwards):
     report = open_report(path)
     if backwards:  # a file may have its steps in any order
-        steps = len(report.steps_in_order("step"))
+        steps = len(report.sequence.steps_in_order("step"))
         report.__dict__["_program_order"] = np.arange(steps)[::-1]
-    texts = report.steps_in_order(name).tolist()
+    texts = report.sequence.steps_in_order(name).tolist()
     known = list(dict.fromkeys(texts))
     assert len(known) > 1
     for words in ([one] for one in known):
-        assert report.steps_with(name, *words).tolist() == [text in words for text in texts]
+        assert report.sequence.steps_with(name, *words).tolist() == [
+            text in words for text in texts
+        ]
     for words in (known[:2], known, ["none has this"], [known[-1], "none has this"], []):
-        assert report.steps_with(name, *words).tolist() == [text in words for text in texts]
+        assert report.sequence.steps_with(name, *words).tolist() == [
+            text in words for text in texts
+        ]
 
 
 def test_program_steps_sum_up_their_tiles(report):
@@ -418,7 +422,7 @@ def test_what_is_not_there_is_an_index_error_that_says_what_is(report):
         with pytest.raises(IndexError, match=words):
             call()
     with pytest.raises(KeyError, match="no variable 12345"):
-        report.variable_tiles(12345)
+        report.usage.variable_tiles(12345)
     with pytest.raises(ValueError, match="what must be"):
         report.liveness_map(0, what="all")
 
@@ -430,7 +434,7 @@ def naive_map(report: Report, ipu: int, what: str = "total") -> np.ndarray:
     steps = len(report.program_steps(ipu))
     live = [[0] * TILES for _ in range(steps)]
     for row in report.variables[report.variables["ipu"] == ipu].itertuples():
-        tile_bytes = report.variable_tiles(row.Index).tolist()
+        tile_bytes = report.usage.variable_tiles(row.Index).tolist()
         for step in range(steps):
             if what == "total" if row.always_live else row.start <= step < row.stop:
                 for tile in range(TILES):
@@ -535,7 +539,7 @@ def test_liveness_sums_the_map(report):
     assert frame["max_tile"].tolist() == whole.argmax(axis=1).tolist()
     assert frame["name"].tolist() == report.program_steps(2)["name"].tolist()
     for ipu in range(report.target.ipus_per_replica):
-        assert np.array_equal(report.live_bytes(ipu), report.liveness(ipu)["total"])
+        assert np.array_equal(report.usage.live_bytes(ipu), report.liveness(ipu)["total"])
 
 
 def test_live_variables_add_up_to_the_map(report):
@@ -547,7 +551,7 @@ def test_live_variables_add_up_to_the_map(report):
         here = report.live_variables(0, step, tile=3)
         assert here["bytes"].sum() == whole[step, 3]
         for row in here.itertuples():
-            assert row.bytes == report.variable_tiles(row.variable)[3]
+            assert row.bytes == report.usage.variable_tiles(row.variable)[3]
             assert row.name == report.variables.loc[row.variable, "name"]
 
 
@@ -560,7 +564,7 @@ def test_memory_by_kind_adds_up_to_the_peak(report):
         weight = here[here["role"] == "weight"].iloc[0]
         variable = report.variables.query("ipu == @ipu and role == 'weight'")
         assert weight["bytes"] == variable["bytes"].sum()
-        assert weight["max_tile_bytes"] == report.variable_tiles(variable.index[0]).max()
+        assert weight["max_tile_bytes"] == report.usage.variable_tiles(variable.index[0]).max()
 
 
 def test_tiles_with_and_without_gaps(report):
@@ -570,7 +574,7 @@ def test_tiles_with_and_without_gaps(report):
     assert (frame["always_live"] + frame["not_always_live_peak"]).tolist() == frame["peak"].tolist()
     interleaved = np.zeros_like(whole)
     for row in report.variables.query("ipu == 1 and interleaved == 1").itertuples():
-        interleaved[row.start : row.stop] += report.variable_tiles(row.Index)
+        interleaved[row.start : row.stop] += report.usage.variable_tiles(row.Index)
     assert 0 < np.count_nonzero(interleaved.max(axis=0)) < TILES, "tiles of both sorts"
     assert frame["total_excluding_gaps"].tolist() == frame["peak"].tolist()
     # at each step all of region 0 lies below what is in region 1

@@ -37,7 +37,7 @@ def copy(profile, tmp_path) -> Path:
 
 def state(path: Path) -> State:
     with open_report(path) as report:
-        return report.as_written
+        return report.file.as_written
 
 
 def alter(path: Path, sql: str, *values: object) -> None:

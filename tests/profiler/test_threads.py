@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ipuscope.profiler import Report, open_report
+from ipuscope.profiler import open_report
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.file.columns import Columns
+from ipuscope.profiler.report.tables import ProfileFile
 from tests.synthetic import synthetic_profile
 
 
@@ -33,11 +34,11 @@ def test_threads_do_not_wait_for_each_other(tmp_path, monkeypatch, where, what):
 
     def made() -> list[int]:
         keeping.set()
-        return [len(report.stages), report.columns_of(records.Stage).rows]
+        return [len(report.stages), report.file.table(records.Stage).rows]
 
     def second() -> None:
         reading.wait()
-        answers.append(report.once("test", made))
+        answers.append(report.file.once("test", made))
 
     report.target, report.meta  # noqa: B018 (which take the lock for themselves)
     monkeypatch.setattr(where, what, slow)
@@ -55,9 +56,9 @@ def test_threads_do_not_wait_for_each_other(tmp_path, monkeypatch, where, what):
 def test_a_property_is_computed_once_for_all_threads(tmp_path, monkeypatch):
     report = open_report(synthetic_profile(tmp_path / "some.pop", ipus=2))
     calls = []
-    original = Report._table
+    original = ProfileFile.table
     monkeypatch.setattr(
-        Report, "_table", lambda self, record: calls.append(record) or original(self, record)
+        ProfileFile, "table", lambda self, record: calls.append(record) or original(self, record)
     )
     frames: list[object] = []
     threads = [threading.Thread(target=lambda: frames.append(report.blocks)) for _ in range(8)]

@@ -97,7 +97,7 @@ def test_a_changed_row_takes_its_tables_packed_columns_with_it(copy, change):
 def test_what_is_packed_wrong_is_read_from_the_rows(profile, copy, change, values):
     alter(copy, change, *values)
     with open_report(profile) as whole, open_report(copy) as report:
-        left, right = (r.columns_of(records.Step) for r in (whole, report))
+        left, right = (r.file.table(records.Step) for r in (whole, report))
         for name in ("cycles", "type"):
             np.testing.assert_array_equal(left[name], right[name])
 

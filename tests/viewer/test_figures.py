@@ -51,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def lanes(report: Report) -> laning.Lanes:
     return laning.lanes(
         report.tasks(0, iteration=0),
-        report.executed(0, iteration=0),
+        report.trace.executed(0, iteration=0),
         report.pipeline_cycles(0, 0),
         report.stages,
     )
@@ -59,7 +59,7 @@ def lanes(report: Report) -> laning.Lanes:
 
 def executed(report: Report) -> laning.StepRows:
     """The steps of all IPUs of the first device iteration."""
-    steps = report.executed(0, iteration=0)
+    steps = report.trace.executed(0, iteration=0)
     return laning.StepRows.of(steps, range(report.target.ipus_per_replica))
 
 
@@ -428,7 +428,7 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
         )
         assert one == other and one is not None
         here = one.around(here, rows.end)
-    tasks = report.executed_tasks(0, [0, 1], 0)
+    tasks = report.trace.executed_tasks(0, [0, 1], 0)
     coarse = trace.flat(laning.StepRows.of(tasks, [0, 1]))
     faint = trace._codes(coarse, name, found.names) == trace._FAINT
     assert 0 < faint.sum() < len(faint) and (trace._codes(coarse, name, ()) == trace._FAINT).all()
@@ -464,9 +464,9 @@ def test_steps_of_any_direction_and_of_none_stand_out_from_the_card(colours: the
 
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])
 def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) -> None:
-    first, last = report.extent(0, None, 0)
+    first, last = report.trace.extent(0, None, 0)
     window = (first + (last - first) // 5, first + (last - first) * 3 // 5)
-    spent = report.spent(0, None, 0, window)
+    spent = report.trace.spent(0, None, 0, window)
     by_activity = trace.by_activity(spent)
     grouped = hits.aggregated(report, spent, by)
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
@@ -665,7 +665,7 @@ def test_codes_by_body_are_those_of_each_task(report: Report) -> None:
 
 def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = report.tasks(0, iteration=0)
-    executed = report.executed(0, None, 0)
+    executed = report.trace.executed(0, None, 0)
     lanes = laning.lanes(tasks, executed, report.pipeline_cycles(0, 0), report.stages)
     clock, light = Clock(1e9), theme.LIGHT
     drawn = [pipeline.drawing(lanes, clock, light).checked().to_json()]
@@ -693,7 +693,9 @@ def test_rows_of_slices_in_any_order_are_those_of_sorted_ones() -> None:
 
 def test_live_bytes_keep_their_peaks_and_name_their_steps(report: Report) -> None:
     names = report.program_steps(1)["name"].to_numpy(dtype=object)
-    steps = memory.LiveSteps(report.live_columns(1), lambda at: report.names_of_steps(1, at))
+    steps = memory.LiveSteps(
+        report.usage.live_columns(1), lambda at: report.sequence.names_of_steps(1, at)
+    )
     figure = memory.liveness(steps, 1 << 20, theme.LIGHT)
     always, rest, fullest = figure.data
     frame = report.liveness(1)

@@ -58,7 +58,7 @@ def test_the_memory_page_has_the_tiles_numbers(pages: PageRequests, training: Re
     drawn = page.trace("memory-tiles", "extent, with gaps")["y"][20]
     assert drawn * 1024 == pytest.approx(row["total"])
     on_ipu = training.variables.query("ipu == 1")
-    largest = max(on_ipu.index, key=lambda variable: training.variable_tiles(variable)[20])
+    largest = max(on_ipu.index, key=lambda variable: training.usage.variable_tiles(variable)[20])
     assert on_ipu["name"][largest] in page.words("memory-variables")
     assert training.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.words("memory-vertices")
 
@@ -91,7 +91,7 @@ def test_a_step_of_the_trace_and_all_of_a_name_have_their_numbers(
 
 
 def test_a_tensor_on_a_link_is_named(pages: PageRequests, training: Report) -> None:
-    moved = training.moved_tensors
+    moved = training.sequence.moved_tensors
     moved = moved[(moved["source"] >= 0) & (moved["target"] >= 0)].iloc[0]
     chosen = pages.open(f"/timeline?step={moved['step']}").words("timeline-step")
     assert str(moved["name"]) in chosen

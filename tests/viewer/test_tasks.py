@@ -38,7 +38,7 @@ def test_a_tiles_variable_leads_to_its_other_tiles(both: Tab, training: Report) 
     both.wait("location.search.includes('variable=')")
     both.wait("/ on [\\d,]+ tiles?/.test(document.querySelector('#memory-variable').innerText)")
     number = int(both.query()["variable"])
-    count = int((training.variable_tiles(number) > 0).sum())
+    count = int((training.usage.variable_tiles(number) > 0).sum())
     assert f"on {count:,} tile" in page.inner_text("#memory-variable")
 
 

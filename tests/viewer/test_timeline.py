@@ -170,13 +170,14 @@ def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Prof
     rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
     window = (rows.end * 0.25, rows.end * 0.5)
     between = (int(window[0]) + rows.origin, int(window[1]) + rows.origin)
-    each = [trace.by_activity(report.spent(0, [ipu], 0, between)) for ipu in range(4)]
+    each = [trace.by_activity(report.trace.spent(0, [ipu], 0, between)) for ipu in range(4)]
     whole = {
-        name: cycles for name, cycles, _ in trace.by_activity(report.spent(0, None, 0, between))
+        name: cycles
+        for name, cycles, _ in trace.by_activity(report.trace.spent(0, None, 0, between))
     }
     assert sum(cycles for one in each for _, cycles, _ in one) == sum(whole.values())
     assert timespan.ipus_in(rows, (1, 2)) == [1, 2]
-    assert hits.aggregated(report, report.spent(0, [], 0, between), "operator") == []
+    assert hits.aggregated(report, report.trace.spent(0, [], 0, between), "operator") == []
 
 
 def _of_steps(rows: trace.Trace) -> np.ndarray:
@@ -211,16 +212,18 @@ def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles:
 
 def test_the_steps_that_are_counted_are_those_of_the_frame(report: Report) -> None:
     for ipu in (None, 0, 3):
-        assert report.step_count(0, ipu, 0) == len(report.steps(0, ipu, 0))
-    assert report.step_count(0, [0, 3], 0) == sum(len(report.steps(0, ipu, 0)) for ipu in (0, 3))
-    assert report.step_count(0, np.array([2]), None) == len(report.steps(0, 2))
+        assert report.trace.step_count(0, ipu, 0) == len(report.steps(0, ipu, 0))
+    assert report.trace.step_count(0, [0, 3], 0) == sum(
+        len(report.steps(0, ipu, 0)) for ipu in (0, 3)
+    )
+    assert report.trace.step_count(0, np.array([2]), None) == len(report.steps(0, 2))
 
 
 def test_what_has_too_many_steps_is_drawn_by_tasks(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As GPT-3 over 256 IPUs, with 13 million steps on each."""
-    counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
+    counts = [report.trace.step_count(0, ipu, 0) for ipu in range(4)]
     monkeypatch.setattr(laning, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
     lanes = timespan.with_steps(profiles, report, 0, 0, timespan.lanes_of(profiles, report, 0, 0))
@@ -272,7 +275,7 @@ def test_a_window_of_what_has_too_many_steps_shows_its_steps(
         assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
     lanes = timespan.lanes_of(profiles, report, 0, 0)
     lanes = timespan.with_steps(profiles, report, 0, 0, lanes, window)
-    assert 0 < len(lanes.steps) < sum(report.step_count(0, ipu, 0) for ipu in range(4))
+    assert 0 < len(lanes.steps) < sum(report.trace.step_count(0, ipu, 0) for ipu in range(4))
 
 
 @pytest.fixture(scope="module")

@@ -255,7 +255,7 @@ def lanes(
 
 def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
     """How many steps these IPUs execute in a device iteration (None: in the whole call)."""
-    return report.step_count(run, ipus, iteration)
+    return report.trace.step_count(run, ipus, iteration)
 
 
 def drawable(report: Report, run: int, iteration: int | None, ipus: Ipus) -> bool:

@@ -152,7 +152,7 @@ def extremes(values: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LiveSteps:
-    """Live bytes at an IPU's program steps, `Report.live_columns`; ``names`` by position."""
+    """Live bytes at an IPU's program steps, `Report.usage.live_columns`; ``names`` by position."""
 
     columns: Mapping[str, np.ndarray]
     names: Callable[[np.ndarray], np.ndarray]

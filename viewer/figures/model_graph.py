@@ -283,10 +283,12 @@ def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
 
 def _moved(report: Report) -> dict[int, int]:
     """Cycles of one step that copies a tensor between IPUs, as profiled, by tensor."""
-    moves = report.moved_tensors
+    moves = report.sequence.moved_tensors
     moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
-    steps = report.steps_in_order("step")
-    cycles = dict(zip(steps.tolist(), report.steps_in_order("cycles").tolist(), strict=True))
+    steps = report.sequence.steps_in_order("step")
+    cycles = dict(
+        zip(steps.tolist(), report.sequence.steps_in_order("cycles").tolist(), strict=True)
+    )
     first = moves.drop_duplicates("tensor")
     return {
         tensor: cycles.get(step, 0)

@@ -118,7 +118,7 @@ class Figures:
         report = self._report
         return lanes(
             report.tasks(run, iteration=iteration),
-            report.executed(run, iteration=iteration),
+            report.trace.executed(run, iteration=iteration),
             report.pipeline_cycles(run, iteration),
             report.stages,
         )

@@ -52,7 +52,9 @@ def layout(view: View) -> Any:
         return [choice, common.card("Compare", common.message(words))]
     a, b = view.profiles.pair(view.profile, view.beside)
     names = [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
-    wrong = [common.message(f"{one.path}: {DAMAGED}", "warning") for one in (a, b) if one.damaged]
+    wrong = [
+        common.message(f"{one.path}: {DAMAGED}", "warning") for one in (a, b) if one.file.damaged
+    ]
     return [
         common.controls(
             view,

@@ -75,7 +75,7 @@ def layout(view: View) -> Any:
     measures = [("cycles", "cycles"), ("bytes", "bytes")]
     if not len(report.runs):
         measures = measures[1:]
-    many = report.columns_of(records.Op).rows > common.MANY_OPERATORS
+    many = report.file.table(records.Op).rows > common.MANY_OPERATORS
     both = (("each", "each"), ("together", "together"))
     order = common.choice(view, "order", "over", _ORDERS, "module", wide=True)
     return [
@@ -137,7 +137,7 @@ def _no_step(report: Report) -> refused.Check:
     node = refused.no_row(report, records.Program, "node", _CLICK)
 
     def check(value: str) -> str:
-        if (words := node(value)) or int(value) in report.steps_in_order("program"):
+        if (words := node(value)) or int(value) in report.sequence.steps_in_order("program"):
             return words
         return refused.refused("step at node", value, "it has others in it", "Click a step.")
 
@@ -234,7 +234,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, theme = profiles.get(profile), common.theme_of(where)
         number, at_node = common.whole(op, -1), common.whole(node, -1)
         if at_node >= 0:  # without one, the steps need not be read
-            at = np.flatnonzero(report.steps_in_order("program") == at_node)
+            at = np.flatnonzero(report.sequence.steps_in_order("program") == at_node)
             if len(at):
                 step = report.program_steps().iloc[int(at[0])]
                 return step_details(report, step, Clock(report.target.clock_hz), theme)
@@ -299,7 +299,7 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
     def draw(*values: Any) -> Any:
         """The figure; of many operators first by direction, and then `follow` draws all of it."""
         report, second = _reports(profiles, *values[:3])
-        many = report.columns_of(records.Op).rows > common.MANY_OPERATORS
+        many = report.file.table(records.Op).rows > common.MANY_OPERATORS
         first = second is None and values[3:][:5] == ("cycles", "module", "together", "flame", "")
         if not (first and many and len(report.runs)) or is_stored(report, hierarchy.first_look):
             return *whole(*values), False

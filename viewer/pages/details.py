@@ -158,7 +158,7 @@ def _busiest(ipu: int, vectors: dict[str, np.ndarray | None]) -> list[Any]:
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
     """The tensors that a step moves on or off a chip, with sources and targets."""
-    moved = report.moved_tensors
+    moved = report.sequence.moved_tensors
     tensors = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
     if not len(tensors):
         return []

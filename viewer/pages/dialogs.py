@@ -74,9 +74,9 @@ def matches(report: Report, words: str) -> list[Any]:
         (records.Op, "operator", "costs"),
         (records.Variable, "variable", "memory"),
     ):
-        columns = report.columns_of(record)
+        columns = report.file.table(record)
         ids = columns["id"]
-        names = report.names_of(record, ids)
+        names = report.file.names_of(record, ids)
         for at in _with(names, words):
             place = {"op": int(ids[at])} if page == "costs" else {"variable": int(ids[at])}
             if page == "memory":

@@ -181,7 +181,7 @@ def table(
     between = (window[0] + origin, window[1] + origin)
     of = (report, run, lanes if selected is None else selected, iteration, between)
     if by in dict(BY[1:]):
-        sums = aggregated(report, Report.spent(*of), str(by))
+        sums = aggregated(report, report.trace.spent(*of[1:]), str(by))
     else:
         sums = figures.by_activity(spent_by_kind(*of), streaming_steps(report))
     return [html.P(words, className="note"), _table(sums, clock)]

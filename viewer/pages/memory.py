@@ -184,7 +184,9 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def one_variable(profile: Any, variable: Any, where: Any) -> Any:
         report, number = profiles.get(profile), common.whole(variable, -1)
-        row = int(report.rows_of(records.Variable, np.array([number]))[0]) if number >= 0 else -1
+        row = (
+            int(report.file.rows_of(records.Variable, np.array([number]))[0]) if number >= 0 else -1
+        )
         if row < 0:
             return common.message("Click a variable in a table for its tiles and its lifetime.")
         return _variable(report, number, common.theme_of(where))
@@ -199,7 +201,7 @@ def _other(profiles: Profiles, profile: Any, ipu: int, *asked: Any) -> Report | 
 def _variable(report: Report, number: int, theme: Theme) -> Any:
     """Where a variable lies and when it lives, with links to its tiles, steps and operator."""
     row: Any = report.variables.loc[number]
-    on_tiles, ipu = report.variable_tiles(number), int(row["ipu"])
+    on_tiles, ipu = report.usage.variable_tiles(number), int(row["ipu"])
     tile = int(on_tiles.argmax())
     count = int((on_tiles > 0).sum())
     steps: Any = "always"
@@ -263,18 +265,18 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
 
 def _kinds(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     row = report.tiles(ipu).iloc[tile]
-    which, size = report.live_at(ipu, int(row["peak_step"]), tile)
-    columns = report.variables_of(ipu)
+    which, size = report.usage.live_at(ipu, int(row["peak_step"]), tile)
+    columns = report.usage.variables_of(ipu)
     return figures.tile_kinds(columns["category"][which], columns["role"][which], size, theme)
 
 
 def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
-    size = report.bytes_of_variables(ipu, tile)
+    size = report.usage.bytes_of_variables(ipu, tile)
     there = np.flatnonzero(size > 0)
     there = there[np.argsort(-size[there], kind="stable")]
     every, rows = size[there], there[:MOST_VARIABLES]
     size = size[rows]
-    columns = {name: values[rows] for name, values in report.variables_of(ipu).items()}
+    columns = {name: values[rows] for name, values in report.usage.variables_of(ipu).items()}
     lives = [
         "always" if forever else f"{start} to {stop - 1}"
         for forever, start, stop in zip(
@@ -285,7 +287,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     frame = pd.DataFrame(
         {
             "id": columns["id"],
-            "name": report.names_of(records.Variable, columns["id"]),
+            "name": report.file.names_of(records.Variable, columns["id"]),
             **{name: columns[name] for name in ("category", "role", "block", "op")},
             "bytes": size,
             "live": lives,
@@ -373,7 +375,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
     def heat(profile: Any, ipu: Any, what: Any, scale: Any, *zoom: Any) -> Any:
         left, right, low, high, where = zoom
         report, ipu = common.chosen(profiles, profile, ipu)
-        tile_count, count = report.target.tiles_per_ipu, int(report.steps_of_ipus[ipu])
+        tile_count, count = report.target.tiles_per_ipu, int(report.sequence.steps_of_ipus[ipu])
         steps = _bounds(common.window(left, right, count), count)
         tiles = _bounds(common.window(low, high, tile_count), tile_count)
         values = report.liveness_map(
@@ -384,7 +386,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
             what="not_always_live" if what == "not_always_live" else "total",
         )
         limit = report.target.bytes_per_tile
-        program = report.steps_of_ipu(ipu, "position", "direction")
+        program = report.sequence.steps_of_ipu(ipu, "position", "direction")
         figure = figures.heat_map(
             values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
         )
@@ -400,7 +402,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
     )
     def note(profile: Any, ipu: Any, step: Any, left: Any, right: Any, low: Any, high: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
-        count = int(report.steps_of_ipus[ipu])
+        count = int(report.sequence.steps_of_ipus[ipu])
         words = (
             _no_step(step, ipu, count),
             common.no_window(left, right, count, "steps"),
@@ -435,7 +437,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
     )
     def live(profile: Any, ipu: Any, step: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
-        count = int(report.steps_of_ipus[ipu])
+        count = int(report.sequence.steps_of_ipus[ipu])
         if not count:
             return no_update
         on, at = point(report, ipu, tile, step)
@@ -447,8 +449,8 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
             f" {units.size(report.target.bytes_per_tile)} are live,"
             f" in {len(variables):,} variables."
         )
-        which, _ = report.live_at(ipu, at, on)
-        columns = report.variables_of(ipu)
+        which, _ = report.usage.live_at(ipu, at, on)
+        columns = report.usage.variables_of(ipu)
         both = variables.assign(
             start=columns["start"][which],
             stop=columns["stop"][which],
@@ -473,26 +475,28 @@ def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     """The chosen tile and step; by default the fullest tile, at its fullest step."""
     by_tile = report.tiles(ipu)
     on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
-    steps = int(report.steps_of_ipus[ipu])
+    steps = int(report.sequence.steps_of_ipus[ipu])
     return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
 
 
 def _live_steps(report: Report, ipu: int) -> figures.LiveSteps:
-    return figures.LiveSteps(report.live_columns(ipu), partial(report.names_of_steps, ipu))
+    return figures.LiveSteps(
+        report.usage.live_columns(ipu), partial(report.sequence.names_of_steps, ipu)
+    )
 
 
 def name_of_step(report: Report, ipu: int, position: int) -> str:
     """The name of a program step of an IPU, by position; "" if there is none."""
-    there = np.arange(position, min(position + 1, int(report.steps_of_ipus[ipu])))
-    names = report.names_of_steps(ipu, there).tolist()
+    there = np.arange(position, min(position + 1, int(report.sequence.steps_of_ipus[ipu])))
+    names = report.sequence.names_of_steps(ipu, there).tolist()
     return str(names[0]) if names else ""
 
 
 def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     """Variables with the names of their operators and Blocks."""
     return variables.assign(
-        block_name=report.block_names(variables["block"].to_numpy()),
-        op_name=report.op_names(variables["op"].to_numpy()),
+        block_name=report.file.block_names(variables["block"].to_numpy()),
+        op_name=report.file.op_names(variables["op"].to_numpy()),
     )
 
 

@@ -286,7 +286,7 @@ def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
 
 def _levers(report: Report, advised: Advised) -> Any:
     """The advisor's proposals besides the split, and how to check them."""
-    every = [advised.together, *advised.single] if advised.together else [*advised.single]
+    every = advised.every
     if not every and report.meta["state"] == OUT_OF_MEMORY:
         return common.message("No known lever makes it fit. What frees most is above.")
     if not every:

@@ -63,8 +63,8 @@ def no_row(report: Report, record: type, noun: str, then: str) -> Check:
     """Checks the id of a row of a table; "" is none."""
 
     def check(value: str) -> str:
-        ids = report.columns_of(record)["id"]
-        if value.isdecimal() and report.rows_of(record, np.array([int(value[:18])]))[0] >= 0:
+        ids = report.file.table(record)["id"]
+        if value.isdecimal() and report.file.rows_of(record, np.array([int(value[:18])]))[0] >= 0:
             return ""
         least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
         return refused(noun, value, numbers(least, most), then)

@@ -401,7 +401,11 @@ def _details(app: Dash, profiles: Profiles) -> None:
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
         given = number >= 0  # reading the steps in vain takes as long as finding one
-        row = np.flatnonzero(it.report.steps_in_order("step") == number) if given else np.zeros(0)
+        row = (
+            np.flatnonzero(it.report.sequence.steps_in_order("step") == number)
+            if given
+            else np.zeros(0)
+        )
         if len(row):
             theme, frame = common.theme_of(where), it.report.program_steps()
             details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)

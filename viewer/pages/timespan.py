@@ -258,11 +258,13 @@ def _executed(
     ipus: Ipus,
     part: Part,
 ) -> StepRows:
-    """`Report.executed`, once for lanes and rows of the same IPUs."""
+    """`Report.trace.executed`, once for lanes and rows of the same IPUs."""
     key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
 
     def make() -> StepRows:
-        return StepRows.of(report.executed(run, ipus, iteration, part.span, part.finest), ipus)
+        return StepRows.of(
+            report.trace.executed(run, ipus, iteration, part.span, part.finest), ipus
+        )
 
     return profiles.made(report, key, make)
 
@@ -305,16 +307,16 @@ def part_of(
         few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
         if each or few or window is not None:
             return Part()
-        origin, end = report.extent(run, ipus, iteration)
+        origin, end = report.trace.extent(run, ipus, iteration)
         if moment is None:
             return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
         return Part(origin + moment - 1, origin + moment + 1)
     if len(ipus) > FEW or window is None:
         return None
-    origin, _ = report.extent(run, ipus, iteration)
+    origin, _ = report.trace.extent(run, ipus, iteration)
     margin = (window[1] - window[0]) / 2
     part = (window[0] - margin + origin, window[1] + margin + origin)
-    few = report.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
+    few = report.trace.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
     return Part(*part) if few else None
 
 
@@ -379,12 +381,12 @@ def rows_of(
 
     def flat() -> Trace:
         steps = (
-            StepRows.of(report.executed_tasks(run, ipus, iteration), ipus)
+            StepRows.of(report.trace.executed_tasks(run, ipus, iteration), ipus)
             if part is None
             else _executed(profiles, report, run, iteration, ipus, part)
         )
-        whole = report.extent(run, ipus, iteration)
-        return trace_figures.flat(steps, shown, whole, report.ipus_with_io(run))
+        whole = report.trace.extent(run, ipus, iteration)
+        return trace_figures.flat(steps, shown, whole, report.trace.ipus_with_io(run))
 
     return profiles.made(report, (*key, part), flat)
 

@@ -372,7 +372,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert moved.loc[moved["kind"] == records.BESIDE, "bytes_in"].sum() == 3 * 2 * WIDTH * BATCH * 4
 
     cycles = report.pipeline_cycles(0, 0)
-    executed = report.executed(0, iteration=0)
+    executed = report.trace.executed(0, iteration=0)
     lanes = lanes_of(tasks, executed, cycles, report.stages)
     assert len(lanes.beside_rows.start) == 6
     kinds, spent = cycles_of_ipus(report)

@@ -85,7 +85,7 @@ def test_what_the_host_computes_it_is_sent(tmp_path: Path) -> None:
         folder = tmp_path / kind.replace(" ", "-")
         fitted(KINDS[kind], folder, strategy=IPUStrategy(profile_dir=folder))
         with open_report(folder / "training") as report:
-            moved = report.moved_tensors
+            moved = report.sequence.moved_tensors
             leaving = moved[(moved.target < 0) & (moved.source == 0)]
             return int(leaving.bytes.sum())
 

@@ -27,7 +27,7 @@ from ipuscope.planner.advice import (
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
-from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
+from ipuscope.planner.predict.memory_verdict import ABOVE, Answer, Verdict
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.enums import Role
 
@@ -290,6 +290,23 @@ def test_memory_decides_with_speed(report: Report) -> None:
     full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
     tight = replace(basis, costs=replace(full, measured=False), _estimates={})
     assert max((one.levers.micro_batch for one in advise_on(tight, free).single), default=0) < most
+
+
+def test_beside_a_setting_that_may_not_fit_stands_the_best_that_surely_does(report: Report) -> None:
+    basis, free = Basis.of(report), Allowed(samples=anything(basis_of(report)).samples)
+    best = advise_on(basis, free)
+    largest = next(one for one in best.single if one.levers.pulled == ("micro_batch",))
+    assert largest.memory == Answer.FITS and best.surely is None
+    # just within the error of an estimate there, which is 12 % of a tile
+    small = basis.costs.with_tile_bytes(int(largest.fullest / 0.88) - 8)
+    advised = advise_on(replace(basis, costs=small, _estimates={}), free)
+    first, second = (one for one in advised.single if one.levers.pulled == ("micro_batch",))
+    assert first.memory != Answer.FITS == second.memory
+    assert first.samples_per_second > second.samples_per_second
+    assert advised.instead_of(first) is second
+    assert advised.together is not None and advised.together.memory != Answer.FITS
+    assert advised.surely is not None and advised.surely.memory == Answer.FITS
+    assert advised.every[:2] == [advised.together, advised.surely]
 
 
 def test_the_best_combination_keeps_the_samples_of_an_update(demo: Path) -> None:

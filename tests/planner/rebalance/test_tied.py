@@ -187,7 +187,7 @@ def test_an_ipu_holds_what_passes_it_while_ipus_exchange(
     passing = variables[
         alone & variables["tensor"].isin([*costs.cuts.ties.tensors, *tied_to(costs)])
     ]
-    held = sum(compiled.variable_tiles(int(one)) for one in passing.index)
+    held = sum(compiled.usage.variable_tiles(int(one)) for one in passing.index)
     assert len(passing) == 1 + 4 and (passing["stop"] - passing["start"] == 1).all()
     for name, split in SPLITS.items():
         through = passing_through(costs, split.parts(costs), split.ipus)

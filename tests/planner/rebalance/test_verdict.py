@@ -89,7 +89,7 @@ def test_what_is_near_the_end_of_a_tile_is_for_a_compile_to_say(pod16: Report) -
 def test_the_parts_of_a_verdict_add_up(pod16: Report) -> None:
     costs = Costs.from_report(pod16)
     parts = [profiled(costs).parts(costs)[1]]
-    used = pod16.ipu_variables(1).peaks().tile_peak
+    used = pod16.usage.ipu_variables(1).peaks().tile_peak
     assert (sum(usage_of(costs, parts).contents.values()) == used).all()
 
 

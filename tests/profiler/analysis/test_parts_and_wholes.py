@@ -40,13 +40,13 @@ def test_the_profiled_splits_path_is_that_of_its_lanes(report: Report) -> None:
 
 
 def test_windows_that_cut_a_run_are_summed_up_from_its_steps(report: Report) -> None:
-    first, last = report.extent(0, [0, 1], 0)
+    first, last = report.trace.extent(0, [0, 1], 0)
     for window in ((first + 100, last), (first, last - 100)):
         short = spent_by_kind(report, 0, [0, 1], 0, window)
-        assert sorted(short.by_kind()) == sorted(report.spent(0, [0, 1], 0, window).by_kind())
+        assert sorted(short.by_kind()) == sorted(report.trace.spent(0, [0, 1], 0, window).by_kind())
     for ipus in ([0], [1], [0, 1], []):
         whole = spent_by_kind(report, 0, ipus, 0, (first, last))
-        assert sorted(whole.by_kind()) == sorted(report.spent(0, ipus, 0).by_kind())
+        assert sorted(whole.by_kind()) == sorted(report.trace.spent(0, ipus, 0).by_kind())
 
 
 def test_the_top_of_the_program_is_what_is_seen_first(report: Report) -> None:
@@ -58,15 +58,15 @@ def test_the_top_of_the_program_is_what_is_seen_first(report: Report) -> None:
 def test_names_are_read_alone_while_they_are_few(path: Path, report: Report) -> None:
     with open_report(path) as other:
         rows = np.array([3, 0, 3, 2])
-        names = report.names_at(records.Variable, rows).tolist()
-        assert not report.columns_of(records.Variable).has("name")
-        assert names == other.columns_of(records.Variable)["name"][rows].tolist()
+        names = report.file.names_at(records.Variable, rows).tolist()
+        assert not report.file.table(records.Variable).has("name")
+        assert names == other.file.table(records.Variable)["name"][rows].tolist()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tables, "_FEW_NAMES", 6)
             patch.setattr(tables, "_FEW_OF_NAMES", 1 << 30)
-            assert report.names_at(records.Variable, rows).tolist() == names
-        assert report.columns_of(records.Variable).has("name")
-        ops = report.op_names(np.array([-1, 1, 0, 1 << 40])).tolist()
+            assert report.file.names_at(records.Variable, rows).tolist() == names
+        assert report.file.table(records.Variable).has("name")
+        ops = report.file.op_names(np.array([-1, 1, 0, 1 << 40])).tolist()
         assert ops == ["", *other.ops["name"][[1, 0]].tolist(), ""]
 
 
@@ -75,8 +75,11 @@ def test_bytes_of_an_ipus_variables(path: Path, report: Report, tile: int | None
     with open_report(path) as other:
         for ipu in range(2):
             on = analysis.fullest(other, ipu) if tile == -1 else tile
-            size, ids = report.bytes_of_variables(ipu, on), report.variables_of(ipu)["id"]
-            of = [other.variable_tiles(id) for id in ids.tolist()]
+            size, ids = (
+                report.usage.bytes_of_variables(ipu, on),
+                report.usage.variables_of(ipu)["id"],
+            )
+            of = [other.usage.variable_tiles(id) for id in ids.tolist()]
             assert size.tolist() == [int(one.sum() if on is None else one[on]) for one in of]
             assert (other.variables.loc[ids, "ipu"] == ipu).all()
             assert len(ids) == (other.variables["ipu"] == ipu).sum()

@@ -24,7 +24,7 @@ def test_what_a_step_moves_adds_up_to_its_bytes(demo: Path) -> None:
     """`moved_tensors` agrees with the bytes over tiles, for streams and copies between IPUs."""
     report = profiler.open_report(demo / "training")
     steps = report.program_steps().set_index("step")
-    by_step = report.moved_tensors.groupby("step")["bytes"].sum()
+    by_step = report.sequence.moved_tensors.groupby("step")["bytes"].sum()
     assert len(by_step) > 4
     for step, nbytes in by_step.items():
         row = steps.loc[step]
