@@ -175,7 +175,6 @@ def elements(
             "source": f"n{edge.source}",
             "target": f"n{edge.target}",
             "label": _edge_label(edge, across, moved),
-            "before": max(nodes[edge.source].blocks[0], nodes[edge.target].blocks[0]),
             "cut": cuts.get(at, -1),
         }
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
@@ -192,8 +191,7 @@ def elements(
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     if hidden:
         summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
-    fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
-    return made, [*_styles(theme), *fixed], f"{summary}. {_legend(nodes, colour)}"
+    return made, _styles(theme), f"{summary}. {_legend(nodes, colour)}"
 
 
 def _small(graph: Graph) -> set[int]:
@@ -303,7 +301,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
         ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
         f"text-valign: top; border-width: 1; border-color: {theme.muted}",
         "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
-        "text-margin-y: -14;"
+        "text-margin-y: -14; events: no;"
         f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
         f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
         f"target-arrow-color: {theme.muted}",
