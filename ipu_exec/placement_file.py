@@ -5,8 +5,8 @@
 "state_off_chip": false}, ...], "memory_proportion": {"0": 0.2}, "accumulation": 16, "promise":
 {...}}``. The script's options replace settings that a stage leaves out. Blocks from an IPU with
 another memory proportion keep theirs, as they were profiled: ``"memory_proportions": {"B1":
-0.25}`` of a stage. The promise is the prediction, stored in the profile for ``ipu-report
-rebalance --verify``. Version 1 had stages with Blocks and IPUs only.
+0.25}`` of a stage. The promise is the prediction, for ``ipu-report runs``. Version 1 had stages
+with Blocks and IPUs only.
 """
 
 from __future__ import annotations
@@ -61,14 +61,13 @@ class PlannedMapping:
 
 @dataclass(frozen=True, slots=True)
 class PlacementFile:
-    """The content of a file. ``choices`` has one per stage; ``promise`` is not checked."""
+    """The content of a file. ``choices`` has one per stage."""
 
     stages: tuple[Stage, ...]
     choices: tuple[StageChoice, ...]
     proportions: dict[int, float]  # of an IPU's memory that a product may use
     block_proportions: dict[str, float]  # ... of Blocks with another than their IPU's
     accumulation: int | None  # micro-batches of a weight update; None: as the options say
-    promise: dict[str, Any]
     mapping: PlannedMapping | None = None  # of a plan
     phases: tuple[int, ...] = ()  # of each stage, where each phase is a pipeline
 
@@ -96,9 +95,6 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     places = tuple(_stage(path, number, stage) for number, stage in enumerate(stages))
     _check_each_once(path, places)
     choices = tuple(_choice(path, number, stage) for number, stage in enumerate(stages))
-    promise = content.get("promise", {})
-    if not isinstance(promise, dict):
-        raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
     shares = _shares(path, "memory_proportion", content.get("memory_proportion", {}))
     stage_shares = [_shares(path, _BLOCK_SHARES, stage.get(_BLOCK_SHARES, {})) for stage in stages]
     return PlacementFile(
@@ -107,7 +103,6 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
         {_ipu(path, name): share for name, share in shares.items()},
         {block: share for one in stage_shares for block, share in one.items()},
         _accumulation(path, content.get("accumulation")),
-        promise,
         _mapping(path, content.get("mapping")),
         _phases(path, stages),
     )

@@ -297,30 +297,21 @@ def placement_file(
 ) -> dict[str, Any]:
     """The placement for ``ipu-run --placement``, for `json.dump`.
 
-    Stages with Blocks and IPUs, how each saves memory, and the predicted result, which ``ipu-report
-    rebalance --verify`` compares with the compiled one. ``sets_accumulation``: it goes before the
-    script's; without, a script may still be asked for another.
+    Stages with Blocks and IPUs, how each saves memory, and the predicted cycles, which ``ipu-report
+    runs`` shows beside the compiled ones. ``sets_accumulation``: it goes before the script's;
+    without, a script may still be asked for another.
     """
     stages = [
         _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
         for k, (part, ipu) in enumerate(zip(assignment.parts(costs), assignment.ipus, strict=True))
     ]
-    prediction = what_if(costs, assignment)
-    promise = {
-        "cycles": prediction.total,
-        "pipeline_cycle": prediction.pipeline_cycle,
-        "stage_cycles": prediction.stage_cycles.tolist(),
-        "fullest": list(prediction.fullest),
-        "micro_batches": costs.micro_batches,
-        "samples": costs.samples,
-    }
     return {
         "format": "ipuscope placement",
         "version": 2,
         "stages": stages,
         **({"memory_proportion": dict(costs.proportions)} if costs.proportions else {}),
         **({"accumulation": costs.micro_batches} if costs.training and sets_accumulation else {}),
-        "promise": promise,
+        "promise": {"cycles": what_if(costs, assignment).total},
     }
 
 

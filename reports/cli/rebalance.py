@@ -1,7 +1,7 @@
 """The quickest split of a model's Blocks into stages, what is proven of it, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
-unchanged script with the file, and --verify then compares the prediction with the outcome. The
+unchanged script with the file, and ipu-report runs shows its prediction beside the outcome. The
 cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
 the best, or it says how much less another split could take at most.
 """
@@ -30,7 +30,7 @@ HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --profile-dir after train.py
-  ipu-report rebalance --verify after/training                    promised and obtained
+  ipu-report runs demo/training after                     predicted beside compiled
   ipu-report rebalance --verify 4 demo/training --script "train.py --fast" -o placement.json
                                               the best four, compiled: the one that is the quickest
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
@@ -44,7 +44,7 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser, "*")  # `--verify AFTER` takes the only one for its N
+    common.add_profiles(parser)
     parser.add_argument(
         "--stages", type=common.positive, metavar="N", help="number of stages (default: fastest)"
     )
@@ -74,15 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--verify",
-        nargs="?",
-        const="",
+        type=common.positive,
         metavar="N",
-        help=(
-            "compile the best N splits of --script at once, and propose the one that proves the"
-            " quickest; without a number: hold what came (the profile given last) against the"
-            " promise in the placement file that was run, or else against what the profile before"
-            " it predicts"
-        ),
+        help="compile the best N splits of --script, and propose the one that proves the quickest",
     )
     parser.add_argument(
         "--script",
@@ -99,54 +93,32 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError(
             "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
-    compiles = _count_of_verify(args)
-    if args.verify is not None and os.environ.get("IPUSCOPE_CALIBRATION"):
-        raise common.CommandError(
-            "--verify compares with compiles, which have the model's cycles: unset"
-            " IPUSCOPE_CALIBRATION",
-            common.USAGE,
-        )
-    if args.verify is not None and not compiles:
-        if len(args.profiles) not in (1, 2):
-            raise common.CommandError(
-                "--verify takes the profile of the split that was run, and the one before it"
-                " unless a placement file was run: --verify (BEFORE) AFTER",
-                common.USAGE,
-            )
-        *before, args.after = [str(common.find_one(word)) for word in args.profiles]
-        args.alone = not before
-        args.profiles = before or [args.after]
-    elif args.output is not None:
+    if args.verify:
+        _check_verify(args)
+    if args.output is not None:
         if len(args.profiles) != 1:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
         args.profiles = [str(common.find_one(args.profiles[0]))]
-    compares = args.verify is not None and not compiles
-    return common.each_profile(
-        args,
-        lambda report: _verify(report, args) if compares else _propose(report, args, compiles),
-        says_itself=compiles > 0,
-    )
+    compiles = bool(args.verify)
+    return common.each_profile(args, lambda report: _propose(report, args), says_itself=compiles)
 
 
-def _count_of_verify(args: argparse.Namespace) -> int:
-    """N of ``--verify N``; 0 where two profiles are compared (`N` took the first of them)."""
-    if args.verify and not args.verify.isdecimal():
-        args.profiles.insert(0, args.verify)
-        args.verify = ""
-    if not args.profiles:
-        raise common.CommandError(
-            "the following arguments are required: PROFILE (see ipu-report rebalance --help)",
-            common.USAGE,
+def _check_verify(args: argparse.Namespace) -> None:
+    """Refuse what ``--verify`` cannot do before anything is compiled."""
+    wrong = ""
+    if os.environ.get("IPUSCOPE_CALIBRATION"):
+        wrong = (
+            "--verify compares with compiles, which have the model's cycles: unset"
+            " IPUSCOPE_CALIBRATION"
         )
-    count = int(args.verify or 0)
-    if count and not args.script:
-        raise common.CommandError(
-            f"--verify {count} compiles: say --script 'FILE ARGS', the script of the profile",
-            common.USAGE,
+    elif not args.script:
+        wrong = (
+            f"--verify {args.verify} compiles: say --script 'FILE ARGS', the script of the profile"
         )
-    if count and len(args.profiles) > 1:
-        raise common.CommandError("--verify N takes one profile", common.USAGE)
-    return count
+    elif len(args.profiles) > 1:
+        wrong = "--verify N takes one profile"
+    if wrong:
+        raise common.CommandError(wrong, common.USAGE)
 
 
 def _costs(report: Report) -> Costs:
@@ -258,7 +230,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     )
 
 
-def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
+def _propose(report: Report, args: argparse.Namespace) -> Page:
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
     from ipuscope.planner.search.what_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
@@ -271,9 +243,9 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         split = _wanted_or_nearest(report, costs, args, choices)
         maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
         verified: tuple[Table | Lines, ...] = ()
-        if compiles:
+        if args.verify:
             split, verified = rebalance_verify.quickest_compiled(
-                report, costs, split, compiles, args.script, maybe
+                report, costs, split, args.verify, args.script, maybe
             )
             maybe = None
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
@@ -350,11 +322,3 @@ def _gain(costs: Costs, now: int, wanted: int) -> str:
     change = wanted / now - 1 if now else 0.0
     share = f"{change:+.1%}" if abs(change) >= 5e-4 else f"{change:+.4%}"
     return f"Predicted: {wanted:,} cycles a {turn} instead of {now:,} ({share})."
-
-
-def _verify(report: Report, args: argparse.Namespace) -> Page:
-    from ipuscope.profiler import open_report
-
-    with open_report(args.after) as after:
-        common.say_damage(after)
-        return rebalance_verify.page(report, _costs(report), after, _costs(after), args.alone)

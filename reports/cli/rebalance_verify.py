@@ -1,10 +1,9 @@
-"""`rebalance --verify`: predicted and compiled values of a split, or of the best N splits."""
+"""`rebalance --verify N`: the best N splits, predicted and compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
 from ipuscope.waiting import waiting
@@ -14,146 +13,7 @@ if TYPE_CHECKING:
     from ipuscope.planner.search.split_search import Split
     from ipuscope.planner.search.verified_splits import Verified
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page, Table
-
-
-@dataclass(frozen=True)
-class Promise:
-    """Predicted cycles and bytes; ``stored``: in the placement file that was run."""
-
-    cycles: int
-    pipeline_cycle: int
-    stage_cycles: Sequence[int]
-    fullest: Sequence[int]
-    micro_batches: int
-    stored: bool
-
-    @classmethod
-    def of_file(cls, promise: Any) -> Promise | None:
-        """The prediction in a placement file, from the profile of its run; None if it has none."""
-        if not isinstance(promise, dict) or not promise:
-            return None
-        try:
-            return cls(
-                int(promise["cycles"]),
-                int(promise["pipeline_cycle"]),
-                [int(cycles) for cycles in promise["stage_cycles"]],
-                [int(nbytes) for nbytes in promise["fullest"]],
-                int(promise["micro_batches"]),
-                stored=True,
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise common.CommandError(
-                f"the promise in the placement that was run makes no sense ({error})"
-            ) from error
-
-    @classmethod
-    def predicted(cls, before: Costs, after: Costs) -> Promise:
-        """What a profile predicts for another's split, with that one's memory-saving stages."""
-        from dataclasses import replace
-
-        from ipuscope.planner.costs.memory_choice import Choice
-        from ipuscope.planner.predict.what_if import Assignment, what_if
-
-        there = Assignment.of(after.stage.tolist(), after.ipus)
-        choices = Choice.as_profiled(after, there.starts)
-        prediction = what_if(before, replace(there, choices=choices))
-        return cls(
-            prediction.total,
-            prediction.pipeline_cycle,
-            prediction.stage_cycles.tolist(),
-            prediction.fullest,
-            before.micro_batches,
-            stored=False,
-        )
-
-
-def page(report: Report, costs: Costs, after: Report, obtained: Costs, alone: bool = False) -> Page:
-    """Promised and obtained values side by side.
-
-    ``after``: the profile of the split; ``report``: the one before it, or, if ``alone``, the same,
-    which then needs a promise of its own.
-    """
-    import pandas as pd
-
-    from ipuscope.planner.search.verified_splits import rules_differ, rules_of
-    from ipuscope.reports.tables import Column, Page, Table, say, text
-
-    if obtained.names != costs.names:
-        raise common.CommandError(
-            f"{after.path} has other Blocks than {report.path}: not the same model"
-        )
-    promise = Promise.of_file(after.options.get("placementPromise"))
-    if promise is None and alone:
-        raise common.CommandError(
-            f"{after.path} was not run with a placement file, which has the promise: give the"
-            " profile that the split was proposed from too, --verify BEFORE AFTER",
-            common.USAGE,
-        )
-    if promise is None:
-        try:
-            promise = Promise.predicted(costs, obtained)
-        except ValueError as error:
-            raise common.CommandError(f"{after.path}: {error}") from error
-    rows = _rows(promise, after, obtained)
-    frame = pd.DataFrame(rows, columns=pd.Index(["what", "predicted", "obtained"]))
-    frame["off"] = [
-        f"{p / o - 1:+.2%}" if o else ""
-        for p, o in zip(frame["predicted"], frame["obtained"], strict=True)
-    ]
-    columns = (
-        Column("what", "cycles of; bytes of", text),
-        Column("predicted", "promised" if promise.stored else "predicted"),
-        Column("obtained", "obtained"),
-        Column("off", "off by", str),
-    )
-    notes = _notes(promise, costs, obtained)
-    if differ := rules_differ(report, rules_of(after)):
-        notes.append(f"{differ}.")
-    lines = [say(words) for words in notes]
-    return Page(str(report.path), (Table("verify", frame, columns), *lines))
-
-
-def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, int, int]]:
-    from ipuscope.profiler import analysis
-    from ipuscope.profiler.enums import PipelinePhase
-
-    turn = "a weight update" if obtained.training else "a device iteration"
-    rows = [(turn, promise.cycles, int(analysis.pace(after).cycles))]
-    cycles = after.pipeline_cycles(0, 0)
-    if (cycles["phase"] == PipelinePhase.STEADY).any():
-        steady = int(cycles.loc[cycles["phase"] == PipelinePhase.STEADY, "cycles"].max())
-        rows.append(("a pipeline cycle, steady", promise.pipeline_cycle, steady))
-    stages = after.stages["cycles"].tolist()
-    rows += [
-        (f"stage {k}", int(promised), int(cycles))
-        for k, (promised, cycles) in enumerate(zip(promise.stage_cycles, stages, strict=False))
-    ]
-    rows += [
-        (f"the extent of IPU {ipu}, bytes", size, int(after.tiles(ipu)["total"].max()))
-        for ipu, size in enumerate(promise.fullest)
-        if ipu in obtained.ipus
-    ]
-    return rows
-
-
-def _notes(promise: Promise, costs: Costs, obtained: Costs) -> list[str]:
-    """The origin of the promise, and where the run differs from it."""
-    source = (
-        "The promise is the one stored in the placement file that was run."
-        if promise.stored
-        else "No promise was stored: the first profile predicts this of the second's stages."
-    )
-    if promise.micro_batches == obtained.micro_batches:
-        return [source]
-    what = "gradient accumulation" if obtained.training else "device iterations"
-    return [
-        source,
-        (
-            f"It is for {what} of {promise.micro_batches}, and {obtained.micro_batches} were run:"
-            " compare a pipeline cycle, not a whole turn."
-        ),
-    ]
+    from ipuscope.reports.tables import Lines, Table
 
 
 def quickest_compiled(
