@@ -110,11 +110,13 @@ def static(
         notes.append({"x": 0.5, "y": rank.max() + 0.4, "text": f"and {units.count(more, 'node')}"})
     hidden = {"visible": False, "fixedrange": True}
     rows = len(beside)
-    below = {"xref": "paper", "yref": "paper", "yanchor": "top", "font": {"color": theme.muted}}
-    notes.append({**below, "x": 0.5, "y": 0, "text": words.rpartition(". ")[2]})
+    legend = units.plain(words.rpartition(". ")[2]).replace(", from", ",<br>from")
+    font = {"size": 11, "color": theme.muted}
+    below = {"xref": "paper", "yref": "paper", "yanchor": "top", "x": 0.5, "y": 0}
+    notes.append({**below, "text": legend, "font": font})
     layout = theme.frame(
-        _PITCH * rows + 36,
-        margin={"l": 8, "r": 8, "t": 8, "b": 28},
+        _PITCH * rows + 52,
+        margin={"l": 8, "r": 8, "t": 8, "b": 44},
         xaxis={**hidden, "range": [0, 1]},
         yaxis={**hidden, "range": [rows - 0.5, -0.5]},
         shapes=shapes,
@@ -245,13 +247,14 @@ def _legend(nodes: Sequence[Node], colour: str) -> str:
     if not values.any():
         return f"No colour: {_WHAT[colour]} is not in this profile."
     one = nodes[int(values.argmax())]
+    name = units.shortened(one.path[-1], 18)
     most = {
         "cycles": f"{units.cycles(round(values.max()))} cycles",
         "bytes": units.size(round(values.max())),
         "waiting": f"{values.max():.0%} of the run",
         "uncertainty": _off(one),
     }
-    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {one.path[-1]})."
+    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {name})."
 
 
 def _off(one: Node) -> str:
