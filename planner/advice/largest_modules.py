@@ -21,7 +21,7 @@ def largest_modules(report: Report, whole: bool = True) -> pd.DataFrame:
     largest stands for all, as "layers.31 (of 32)".
     """
     columns = ("name", "role", "op", "bytes", "start", "stop")
-    variables = report.variables_with(*columns)
+    variables = report.usage.variables_with(*columns)
     modules = report.ops["module"].reindex(variables["op"]).fillna("").to_numpy(dtype=str)
     path = variables["name"].str.partition("/")[0].str.rpartition(".")[0]
     owned = variables["role"].isin(_OF_A_PARAMETER).to_numpy()
