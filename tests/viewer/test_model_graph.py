@@ -1,4 +1,4 @@
-"""The model as a graph: nodes add up, edges are the tensors, a click on an edge moves a border."""
+"""The model as a graph: nodes add up, edges are the tensors, its figure is the viewer's graph."""
 
 from __future__ import annotations
 
@@ -170,14 +170,6 @@ def test_equal_blocks_are_one_and_repeats_are_found() -> None:
     assert model_graph._repeats(["a", "b", "b", "b", "c"], 1) == (1, 3)
     assert model_graph._repeats(["a", "b", "a", "b", "a", "b", "c"], 0) == (2, 3)
     assert model_graph._repeats(["a", "b", "c"], 0) == (1, 1)
-
-
-def test_a_border_moves_to_the_edge_that_is_clicked() -> None:
-    split = Assignment((0, 3, 6), (0, 1, 0))
-    assert page.cut_before(split, 4) == Assignment((0, 4, 6), (0, 1, 0))
-    assert page.cut_before(split, 8) == Assignment((0, 3, 8), (0, 1, 0))
-    assert page.cut_before(split, 6) == page.cut_before(split, 0) == split
-    assert page.cut_before(Assignment((0,), (0,)), 2) == Assignment((0,), (0,))
 
 
 def test_notebooks_have_the_same_graph_as_a_figure(report: Report) -> None:

@@ -64,13 +64,15 @@ def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
 def static(
     report: Report, theme: Theme, direction: str = "forward", colour: str = "cycles"
 ) -> Drawing:
-    """The model's Blocks or modules, equal ones together: a row a rank. ValueError: no such colour.
+    """The model's Blocks or modules, equal ones together: a row a rank.
 
-    ``colour``: of `COLOURS`.
+    ``colour``: of `COLOURS`. Raises ValueError of another, and where the graph has no operator.
     """
     if colour not in COLOURS:
         raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
     graph = model_graph.graph(report, (), direction, together=True)
+    if not graph.nodes:
+        raise ValueError(f"{report.path}: no operator of the {direction}")
     made, _, words = elements(report, graph, None, colour, theme)
     nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
     place = {one["id"]: at for at, one in enumerate(nodes)}
@@ -173,7 +175,6 @@ def elements(
             "source": f"n{edge.source}",
             "target": f"n{edge.target}",
             "label": _edge_label(edge, across, moved),
-            "before": max(nodes[edge.source].blocks[0], nodes[edge.target].blocks[0]),
             "cut": cuts.get(at, -1),
         }
         kind = "copy" if across else "tied" if edge.kind == model_graph.TIED else ""
@@ -184,12 +185,13 @@ def elements(
     inside = {} if split is None else set(split.starts[1:]) - {one.blocks[0] for one in nodes}
     if inside:
         summary += f"; {units.count(len(inside), 'border')} of stages within equal layers"
+    if not nodes:
+        summary = "No operator of that direction is in this profile"
     if len(nodes) < len(graph.nodes):
         summary += f"; {len(graph.nodes) - len(nodes):,} nodes more are left out: close some"
     if hidden:
         summary += f"; {len(hidden):,} edges of under {_SMALL:.0%} of the largest are left out"
-    fixed = [{"selector": "edge", "style": {"events": "no"}}] if split is None else []
-    return made, [*_styles(theme), *fixed], f"{summary}. {_legend(nodes, colour)}"
+    return made, _styles(theme), f"{summary}. {_legend(nodes, colour)}"
 
 
 def _small(graph: Graph) -> set[int]:
@@ -299,7 +301,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
         ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
         f"text-valign: top; border-width: 1; border-color: {theme.muted}",
         "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
-        "text-margin-y: -14;"
+        "text-margin-y: -14; events: no;"
         f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
         f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
         f"target-arrow-color: {theme.muted}",

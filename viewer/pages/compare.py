@@ -182,10 +182,6 @@ def _trail(at: Path) -> Any:
 
 def _measures(a: Report, b: Report) -> Any:
     frame = analysis.compare(a, b)
-    heads = [
-        html.Td(""),
-        *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
-    ]
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
@@ -195,15 +191,8 @@ def _measures(a: Report, b: Report) -> Any:
         )
         sign = "+" if row.difference > 0 else ""
         cells = [*both, sign + units.minus(_amount(row.difference, row.unit)), ratio]
-        rows.append(
-            html.Tr(
-                [
-                    html.Td(name),
-                    *(html.Td(words, className="n") for words in cells),
-                ]
-            )
-        )
-    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
+        rows.append((name, *cells))
+    return tables.small(rows, ("", "A", "B", "B − A", "B / A"))
 
 
 def _amount(value: float, unit: str) -> str:
