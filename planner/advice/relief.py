@@ -12,7 +12,7 @@ from ipuscope.planner.advice.largest_modules import too_large_alone
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import Basis, memory_in_words
+from ipuscope.planner.levers.levers import Basis, surely_fit
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers
@@ -154,7 +154,7 @@ def _that_fits_with(
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
     other_size = bool(levers.micro_batch)
-    if not ipus and memory_in_words(basis.memory_with(levers), other_size) == Answer.FITS:
+    if not ipus and surely_fit(basis.memory_with(levers), other_size):
         return basis.cycles_with(levers) / samples, None
     stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
@@ -164,8 +164,7 @@ def _that_fits_with(
         split = best_split(costs, stages, choices=choice if costs.training else ())
     except ValueError:
         return None
-    fits = memory_in_words(split.prediction.memory, other_size) == Answer.FITS
-    if not fits or split.prediction.problems:
+    if not surely_fit(split.prediction.memory, other_size) or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
 
