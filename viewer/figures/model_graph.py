@@ -6,6 +6,7 @@ notebooks and the HTML report.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,17 +87,19 @@ def static(
     turn = np.array([(rank[:at] == rank[at]).sum() for at in range(len(nodes))])
     width = np.minimum(0.9 / beside, 0.4)[rank]
     x = (turn + 0.5) / beside[rank]
-    shapes, notes = [], []
+    shapes, notes, before = [], [], Counter[Any]()
     for a, b, one in edges:
         colour, thick = (theme.accent, 4) if one["classes"] == "copy" else (theme.muted, 1)
         line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
-        side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
         (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
-        bend = 0.4 * side
+        side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1
+        side = -abs(side) if one["classes"] == "tied" else side  # beside tensors that go on
+        halfway = _around(a, b, side, rank, x, width, before)
+        bend = (halfway - (x0 + x1) / 2) / 0.75
         way = f"M {x0},{y0} C {x0 + bend},{y0 + 0.3} {x1 + bend},{y1 - 0.3} {x1},{y1}"
         shapes.append({"type": "path", "path": way, "line": line, "layer": "below"})
         label = units.plain(one["data"]["label"]).replace("\n", "<br>")
-        middle = (x0 + x1) / 2 + 0.75 * bend, (y0 + y1) / 2
+        middle = (x0 + x1) / 2 + 0.75 * bend, (y0 + y1) / 2  # of the curve
         notes += [note(*middle, label, theme.muted, 10, bgcolor=theme.card)] if label else []
     for at, one in enumerate(nodes):
         ends = {"x0": x[at] - width[at] / 2, "x1": x[at] + width[at] / 2}
@@ -124,6 +127,29 @@ def static(
     points = {"type": "scatter", "mode": "markers", "x": x, "y": rank, "marker": {"opacity": 0}}
     points |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
     return Drawing([points], layout)
+
+
+def _around(
+    a: int,
+    b: int,
+    side: int,
+    rank: np.ndarray,
+    x: np.ndarray,
+    width: np.ndarray,
+    before: Counter[Any],
+) -> float:
+    """Where an edge of `static` passes halfway: beside the rows between its ends, and others.
+
+    ``side``: -1 left, 1 right of these rows; 0 has none between.
+    """
+    key = side or (a, b)
+    turn, before[key] = before[key] % 3, before[key] + 1
+    if not side:
+        return float((x[a] + x[b]) / 2 + 0.15 * turn)
+    low, high = sorted((rank[a], rank[b]))
+    passed = np.flatnonzero((rank > low) & (rank < high)) if high > low + 1 else np.array([a, b])
+    edge = (side * x[passed] + width[passed] / 2).max()
+    return float(np.clip(side * (edge + 0.1 + 0.13 * turn), 0.05, 0.94))
 
 
 def elements(
