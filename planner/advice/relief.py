@@ -14,7 +14,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
 from ipuscope.planner.levers.levers import Basis, surely_fit
 from ipuscope.planner.levers.phased import basis_of
-from ipuscope.planner.levers.registry import argument, pulled, title
+from ipuscope.planner.levers.registry import argument, cuts, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
@@ -83,8 +83,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
     combinations of as many levers the quickest, in half precision only if no other fits.
     """
     single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
-    if basis.micro_batch > 3:
-        single.append(Levers(micro_batch=1))
+    single += _smaller(basis)[1:]
     for number in range(4):
         fitting = []
         for some in combinations(single, number):
@@ -200,9 +199,18 @@ def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
             yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)
     if basis.sizes.halves:
         yield "half precision", Levers(half=True)
-    if basis.micro_batch > 1:
-        levers = Levers(micro_batch=basis.micro_batch // 2)
+    for levers in _smaller(basis)[:1]:
         yield title(basis, levers), levers
+
+
+def _smaller(basis: Basis) -> list[Levers]:
+    """Micro-batches of half, a quarter and one sample, or next below, with the present samples."""
+    now = basis.micro_batch
+    sizes = [one for one in cuts(basis) if 0 < one[0] < now]
+    if basis.has_samples and now > 1:
+        sizes.insert(0, (1, now * basis.costs.micro_batches))
+    below = [max(one for one in sizes if one[0] <= max(1, now // n)) for n in (2, 4, now) if sizes]
+    return [Levers(micro_batch=size, micro_batches=count) for size, count in dict.fromkeys(below)]
 
 
 def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
