@@ -70,7 +70,10 @@ def static(
     """
     if colour not in COLOURS:
         raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
-    graph = model_graph.graph(report, (), direction, together=True)
+    graph = report.file.once(
+        f"model_graph.static {direction}",
+        lambda: model_graph.graph(report, (), direction, together=True),
+    )
     made, _, words = elements(report, graph, None, colour, theme)
     nodes = [one["data"] for one in made if "path" in one["data"]][:_MOST_STATIC]
     place = {one["id"]: at for at, one in enumerate(nodes)}
