@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import sys
 import time
-from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import dated
 from benchmarks.fidelity import errors, fits, page, poplibs, store
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
+from benchmarks.fidelity.cases import Row
+from benchmarks.fidelity.running import run
 from benchmarks.fidelity.store import Result
 from benchmarks.scaling.cases import PUBLISHED
 from benchmarks.scaling.cases import row as scaling_row
-from ipu_exec.errors import Error
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "fidelity.md"
@@ -58,31 +57,6 @@ def scaling() -> list[Row]:
     return [replace(scaling_row(system), id=name) for name, system in systems]
 
 
-def run(rows: Iterable[Row]) -> list[Result]:
-    """Predict every row; adjacent rows of the same case are compiled once, and nothing is kept."""
-    results, commit = [], dated.commit()
-    last: tuple[str, ...] = ()
-    case: Compiled | str = ""
-    for row in rows:
-        key = (row.case, row.machine, row.dtype)
-        if key != last:
-            last, case = key, ""
-            if " IPU" in row.case:
-                gc.collect()  # executables refer to themselves, and those of pods take gigabytes
-            try:
-                case = compiled(row)
-            except (CannotRun, Error) as error:
-                case = str(error)
-        if isinstance(case, str):
-            results.append(Result(row, None, 0.0, case, commit))
-            continue
-        try:
-            results.append(Result(row, predict(row, case), case.fullest, case.note, commit))
-        except CannotRun as error:
-            results.append(Result(row, None, case.fullest, str(error), commit))
-    return results
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -96,6 +70,9 @@ def main() -> int:
         "--only", default="", metavar="TEXT", help="only rows whose id contains TEXT"
     )
     parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="so many processes, of one thread each"
+    )
+    parser.add_argument(
         "--page", action="store_true", help="run nothing: bars and page from what is stored"
     )
     args = parser.parse_args()
@@ -107,10 +84,12 @@ def main() -> int:
         start = time.perf_counter()
         rows = [row for row in registered() + fits.rows() if args.only in row.id]
         results: list[Result] = []
-        for at in range(0, len(rows), CHUNK):
-            part = run(rows[at : at + CHUNK])
-            store.save(part)  # a run that is cut short has these
-            results += part
+        size = CHUNK if args.jobs == 1 else 6  # whole models take up to half a minute each
+        chunks = [rows[at : at + size] for at in range(0, len(rows), size)]
+        with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+            for part in map(run, chunks) if args.jobs == 1 else pool.map(run, chunks):
+                store.save(part)  # a run that is cut short has these
+                results += part
         print(f"{page.table(results)}\n\n{page.groups(results)}")
         print(f"\n{len(rows)} rows in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     first = store.load(read(HERE / FILES[0]))

@@ -107,12 +107,14 @@ class Executable:
         )
         if over.of_code:
             ways = "Give the stage fewer Blocks, or fewer kinds of operators: equal ones share code"
+        # of a model without Blocks its profile says more: `compilation.with_relief`
+        more = self._more_ipus(over, blocks) if names or not profile_path else ""
         lines = [
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({step}):"
             f" it {what_it_needs(over.bytes_over, over.limit, over.what)};"
             f" {on_tile.always_live / 1024:,.1f} KiB are always live",
             *(line for title, rows in tables if rows for line in _table(title, rows)),
-            f"{where}. {ways}. {self._more_ipus(over, blocks)}",
+            f"{where}. {ways}. {more}",
         ]
         raise OutOfMemoryError("\n".join(lines), profile_path=profile_path)
 

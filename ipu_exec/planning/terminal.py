@@ -39,7 +39,9 @@ def progress() -> Iterator[Callable[[News], None]]:
             what = news.what
             if best is not None:
                 how = "predicted" if best.off is None else "compiled"
-                what = f"best so far {per_second(best.rate)} samples/s {how}: {best.mapping}"
+                rate = f"best so far {per_second(best.rate)} samples/s {how}: {best.mapping}"
+                # once all compiles are done, what the search does with them
+                what = f"{what}; {rate}" if news.done == news.wanted else rate
             part = news.done / news.wanted if news.wanted else None
             show_text(f"{news.done} of {news.wanted} {what}", part)
 

@@ -19,6 +19,7 @@ from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.files.executable_file import from_cache
 from ipuscope.profiler import ProfileError, open_report
+from ipuscope.profiler.units import size
 
 
 def compile_step(
@@ -58,12 +59,17 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
     """The error with a line for each change that frees memory, if its profile has any."""
     if not error.profile_path:
         return error
+    from ipuscope.planner.advice.largest_modules import largest_modules
     from ipuscope.planner.advice.relief import in_words, relief, way_to_fit
 
     try:
         with open_report(error.profile_path) as report:
             lines, way = in_words(relief(report)), way_to_fit(report)
+            modules = largest_modules(report)[["module", "total"]].to_numpy()
+            large = [] if len(report.blocks) else modules[:4].tolist()
     except (ProfileError, ValueError):
         return error
     most = ["\n  ".join(["What frees most of that tile:", *lines])] if lines else []
+    sizes = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in large)
+    most += [f"The largest of the model, each by itself: {sizes}."] if sizes else []
     return OutOfMemoryError("\n".join([str(error), *most, way]), profile_path=error.profile_path)

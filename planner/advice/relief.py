@@ -8,12 +8,13 @@ from functools import reduce
 from itertools import combinations
 from math import ceil
 
+from ipuscope.planner.advice.largest_modules import too_large_alone
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import Basis, memory_in_words
+from ipuscope.planner.levers.levers import Basis, surely_fit
 from ipuscope.planner.levers.phased import basis_of
-from ipuscope.planner.levers.registry import argument, pulled, title
+from ipuscope.planner.levers.registry import argument, cuts, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
@@ -82,8 +83,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
     combinations of as many levers the quickest, in half precision only if no other fits.
     """
     single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
-    if basis.micro_batch > 3:
-        single.append(Levers(micro_batch=1))
+    single += _smaller(basis)[1:]
     for number in range(4):
         fitting = []
         for some in combinations(single, number):
@@ -133,6 +133,8 @@ def way_to_fit(
     if least <= len(basis.costs):
         more = attached(max(least, ipus + 1))
         words += f" With the present settings it needs at least {count(least, 'IPU')}."
+    elif not len(report.blocks) and (why := too_large_alone(report)):
+        return f"{words} {why}"
     elif len(basis.costs) == 1:
         more = attached(
             max(ipus + 1, ceil(max(one.nbytes / one.limit for one in _verdicts(basis, Levers()))))
@@ -151,7 +153,7 @@ def _that_fits_with(
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
     other_size = bool(levers.micro_batch)
-    if not ipus and memory_in_words(basis.memory_with(levers), other_size) == Answer.FITS:
+    if not ipus and surely_fit(basis.memory_with(levers), other_size):
         return basis.cycles_with(levers) / samples, None
     stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
@@ -161,8 +163,7 @@ def _that_fits_with(
         split = best_split(costs, stages, choices=choice if costs.training else ())
     except ValueError:
         return None
-    fits = memory_in_words(split.prediction.memory, other_size) == Answer.FITS
-    if not fits or split.prediction.problems:
+    if not surely_fit(split.prediction.memory, other_size) or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
 
@@ -198,9 +199,18 @@ def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
             yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)
     if basis.sizes.halves:
         yield "half precision", Levers(half=True)
-    if basis.micro_batch > 1:
-        levers = Levers(micro_batch=basis.micro_batch // 2)
+    for levers in _smaller(basis)[:1]:
         yield title(basis, levers), levers
+
+
+def _smaller(basis: Basis) -> list[Levers]:
+    """Micro-batches of half, a quarter and one sample, or next below, with the present samples."""
+    now = basis.micro_batch
+    sizes = [one for one in cuts(basis) if 0 < one[0] < now]
+    if basis.has_samples and now > 1:
+        sizes.insert(0, (1, now * basis.costs.micro_batches))
+    below = [max(one for one in sizes if one[0] <= max(1, now // n)) for n in (2, 4, now) if sizes]
+    return [Levers(micro_batch=size, micro_batches=count) for size, count in dict.fromkeys(below)]
 
 
 def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:

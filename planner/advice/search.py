@@ -9,7 +9,7 @@ from math import log2
 from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis, has_open_code, memory_in_words
+from ipuscope.planner.levers.levers import Basis, has_open_code, memory_in_words, surely_fit
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import (
     KEEP,
@@ -31,7 +31,6 @@ from ipuscope.planner.mappings.plan import Candidate
 from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
-from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
@@ -48,10 +47,10 @@ class Advice:
 
     ``samples_per_second`` over all replicas, ``gain`` its ratio to the present (0: does not run
     now), ``samples`` of a weight update; ``fullest``: bytes of the fullest tile, on ``ipu``;
-    ``memory``: whether it fits, in words. ``estimate``: the costs are estimates (another precision
-    or micro-batch, docs/advice.md#estimates), ``doubt`` samples a second off either way; else they
-    are the profile's. ``code``: lines to write; ``argument``: for ``ipu-run --with``; ``problems``:
-    why it would not run.
+    ``memory``: whether it fits, in words; ``surely``: without doubt. ``estimate``: the costs are
+    estimates (another precision or micro-batch, docs/advice.md#estimates), ``doubt`` samples a
+    second off either way; else they are the profile's. ``code``: lines to write; ``argument``: for
+    ``ipu-run --with``; ``problems``: why it would not run.
     """
 
     title: str
@@ -63,6 +62,7 @@ class Advice:
     fullest: int
     ipu: int
     memory: str
+    surely: bool
     estimate: bool
     doubt: float
     code: tuple[str, ...]
@@ -90,11 +90,11 @@ class Advised:
 
     def instead_of(self, advice: Advice) -> Advice | None:
         """The best setting of the same levers that surely fits, where this may not."""
-        if advice.memory == Answer.FITS:
+        if advice.surely:
             return None
         some = [self.surely] if advice is self.together else self.single
         alike = (one for one in some if one and one.levers.pulled == advice.levers.pulled)
-        return next((one for one in alike if one.memory == Answer.FITS), None)
+        return next((one for one in alike if one.surely), None)
 
 
 def advise(report: Report, allowed: Allowed = KEEP) -> Advised:
@@ -124,8 +124,8 @@ def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
     single = _best_of_each(basis, [one for one in alone if _gains(one, now)])
     together = _several(basis, allowed, single, now)
     surely = None
-    if together is not None and together.memory != Answer.FITS:
-        sure = [one for one in single if one.memory == Answer.FITS]
+    if together is not None and not together.surely:
+        sure = [one for one in single if one.surely]
         surely = _several(replace(basis, surely=True), allowed, sure, now)
     return Advised(present, tuple(single), together, surely)
 
@@ -159,6 +159,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         fullest.nbytes,
         fullest.ipu,
         memory_in_words(outlook.memory, bool(levers.micro_batch)),
+        surely_fit(outlook.memory, bool(levers.micro_batch)),
         any(lever.estimate(value) for lever, value in pulled(levers)),
         doubt,
         code(basis, levers),
@@ -193,7 +194,7 @@ def _best_of_each(basis: Basis, advices: Sequence[Advice]) -> list[Advice]:
     best, sure = set[tuple[str, ...]](), set[tuple[str, ...]]()
     kept = []
     for advice in ranked:
-        lever, fits = advice.levers.pulled, advice.memory == Answer.FITS
+        lever, fits = advice.levers.pulled, advice.surely
         if lever not in best or (fits and lever not in sure):
             kept.append(advice)
         best.add(lever)

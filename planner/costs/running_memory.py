@@ -39,7 +39,7 @@ class Own:
         forward, again, backward, update = memory.peak[:, some]
         recomputes, ran_again = runs_again[some], memory.ran_again[some]
         again = _chosen(recomputes & ~ran_again, forward, again)
-        again = _chosen(recomputes, again, np.zeros_like(forward))
+        again = _chosen(recomputes, again, np.broadcast_to(forward.dtype.type(0), forward.shape))
         as_profiled = recomputes == ran_again
         otherwise = memory.peak_of_backward[some]
         if not as_profiled.all():
@@ -53,9 +53,9 @@ class Own:
 
     @property
     def most(self) -> np.ndarray:
-        """The maximum over all passes: int64[Block, tile]."""
+        """The most of any pass on any tile: int64[Block]; no array over tiles is made for it."""
         passes = (self.forward, self.again, self.backward, self.update)
-        largest: np.ndarray = reduce(np.maximum, passes)
+        largest: np.ndarray = reduce(np.maximum, (one.max(axis=1) for one in passes))
         return largest
 
     def some(self, kind: type[np.integer]) -> Own:

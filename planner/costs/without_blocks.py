@@ -68,7 +68,7 @@ def blocks_to_begin(report: Report) -> tuple[str, ...]:
     modules = ops.loc[ops["direction"] == Direction.FORWARD, "module"].tolist()
     whole = {name: at for name, at in whole_modules(modules).items() if name}
     first = min(whole, key=whole.__getitem__, default="")
-    layers = {name: whole[name] for name in (first, *map(_layer, modules)) if name in whole}
+    layers = {name: whole[name] for name in (first, *map(layer_of, modules)) if name in whole}
     named = layers if len({*layers.values()}) >= _MOST else whole
     begins = {named[name]: name for name in sorted(named, key=len, reverse=True)}
     if len(begins) < 2:
@@ -80,7 +80,8 @@ def blocks_to_begin(report: Report) -> tuple[str, ...]:
     return tuple(begins[at[one]] for one in starts)
 
 
-def _layer(module: str) -> str:
+def layer_of(module: str) -> str:
+    """The layer that a module is in: "layers.3" of "layers.3/attention"."""
     labels = module.replace("/", ".").split(".")
     numbers = (at + 1 for at, label in enumerate(labels) if label.isdecimal())
     return ".".join(labels[: next(numbers, 1)])

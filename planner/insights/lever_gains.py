@@ -17,7 +17,6 @@ from ipuscope.planner.advice import (
 )
 from ipuscope.planner.insights.finding import Insight
 from ipuscope.planner.levers.registry import argument, finding
-from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
@@ -93,7 +92,7 @@ def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     cycles = gain(advice, present)
     changed = training_changes(advice, present)
     detail += f" This changes the training: {changed}." if changed else ""
-    if advice.memory != Answer.FITS and advice.memory not in detail:
+    if not advice.surely and advice.memory not in detail:
         detail += f" Whether it fits is open ({advice.memory})."
     detail += _instead(advised, advice)
     return Insight(
@@ -128,7 +127,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
 def _room(advice: Advice, for_what: str) -> str:
     """Whether there is room for what a lever adds."""
     extent = f"the largest extent is {units.size(advice.fullest)} then"
-    if advice.memory == Answer.FITS:
+    if advice.surely:
         return f"There is room {for_what}: {extent}."
     return f"Whether there is room {for_what} is open ({advice.memory}): {extent}."
 

@@ -204,11 +204,7 @@ class Basis:
         over = [one for one in answers if one.answer is Answer.OVER]
         if over:
             self._too_full.append(min(over, key=lambda one: one.free).ipu)
-        return not over and self._sure_enough(answers, levers)
-
-    def _sure_enough(self, answers: tuple[Verdict, ...], levers: Levers) -> bool:
-        other_size = bool(levers.micro_batch)
-        return not self.surely or memory_in_words(answers, other_size) == Answer.FITS
+        return not over and (not self.surely or surely_fit(answers, bool(levers.micro_batch)))
 
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:
@@ -230,12 +226,18 @@ class Basis:
         return replace(assignment, choices=ways)
 
 
+def surely_fit(ipus: Sequence[Verdict], other_size: bool) -> bool:
+    """Whether all IPUs fit without doubt; ``other_size``: with another micro-batch size."""
+    doubt = _DOUBT_OF_MEMORY if other_size else 0.0
+    return all(one.answer is Answer.FITS and one.free >= doubt * one.limit for one in ipus)
+
+
 def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
     worst = min(ipus, key=lambda one: one.free)
     if has_open_code(ipus):
         return f"IPU {worst.ipu}: its code did not fit: compile to know"
-    if worst.answer is Answer.FITS and other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit:
+    if worst.answer is Answer.FITS and not surely_fit((worst,), other_size):
         return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
     return summary(ipus)
 

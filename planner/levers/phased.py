@@ -27,7 +27,7 @@ from ipuscope.planner.costs.estimates import (
     weight_operators,
 )
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import Basis, Outlook, outputs_of
+from ipuscope.planner.levers.levers import Basis, Outlook, outputs_of, surely_fit
 from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import host_groups
@@ -351,8 +351,9 @@ class PhasedBasis(Basis):
     def fits(self, levers: Levers) -> bool:
         """Whether each IPU fits, or is too close to call."""
         answers = self.memory_with(levers)
-        fits = all(one.answer is not Answer.OVER for one in answers)
-        return fits and self._sure_enough(answers, levers)
+        if self.surely:
+            return surely_fit(answers, bool(levers.micro_batch))
+        return all(one.answer is not Answer.OVER for one in answers)
 
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1

@@ -48,6 +48,7 @@ from ipuscope.planner.mappings.search_state import (
 from ipuscope.planner.mappings.settling import proportions_of_ipus, settle, take
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.predict.memory_verdict import Answer
+from ipuscope.profiler.units import count
 
 _SHOWN_OF_EACH = 4  # compile in phases, of the cuts that it promises
 
@@ -87,6 +88,7 @@ def plan(
         not_own = [one for one in state.candidates if not one.own]
         if not_own:
             raise NoMapping(plan_words.none_runs(not_own, question))
+        state.tell("nothing fits: which split comes nearest")
         raise NoMapping(
             plan_words.no_mapping(state.priced.values(), state.left_out, question, engine)
         )
@@ -115,9 +117,12 @@ def _come_back(state: State) -> None:
     if any(one.runs for one in state.candidates) or state.late():
         return
     arguments = [(one, state.question) for one in state.priced.values()]
-    for candidates in state.engine.each(come_back, arguments):
+    what = "nothing fits: stages that come back to an IPU"
+    state.tell(f"{what}, by the costs of {count(len(arguments), 'compile')}")
+    for number, candidates in enumerate(state.engine.each(come_back, arguments), 1):
         for candidate in candidates:
             add(state, candidate)
+        state.tell(f"{what}, by the costs of {number} of {count(len(arguments), 'compile')}")
 
 
 def _plan_of(state: State) -> Plan:

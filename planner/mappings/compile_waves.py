@@ -292,6 +292,8 @@ def _bound_in_parts(state: State, wanted: Sequence[tuple[Priced, int]]) -> None:
     unknown = [(one, count) for one, count in wanted if (one.key, count) not in state.bounds]
     best = state.best
     arguments = [(one, count, state.question, best) for one, count in unknown]
+    if unknown:
+        state.tell(f"what optimiser state in parts could gain, {len(unknown)} ways")
     outcomes = state.engine.each(free_in_parts, arguments)
     for (priced, replicas), outcome in zip(unknown, outcomes, strict=True):
         reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)

@@ -27,7 +27,7 @@ from ipuscope.planner.mappings.priced import (
     places,
 )
 from ipuscope.planner.mappings.question import Question
-from ipuscope.planner.predict.memory_verdict import summary
+from ipuscope.planner.predict.memory_verdict import ABOVE, summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages, quickest
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
@@ -224,10 +224,20 @@ def come_back(priced: Priced, question: Question) -> tuple[Candidate, ...]:
     does, it is splits of which only a compile can tell whether they fit.
     """
     usual = places(priced, question)
+    if _none_fits(priced.costs, max(usual, key=lambda one: len(one.ipus), default=None), question):
+        return ()
     back = [one for place in usual for one in coming_back(place, question)]
     return _ever_quicker(priced, question, back, strictly) or _ever_quicker(
         priced, question, [*usual, *back], or_close
     )
+
+
+def _none_fits(costs: Costs, longest: Place | None, question: Question) -> bool:
+    """Whether a Block alone is surely more than an IPU holds, in company too."""
+    if longest is None:
+        return True
+    roomy = costs.with_tile_bytes(int(costs.machine.bytes_per_tile * (1 + ABOVE)))
+    return fewest_stages(roomy, choices_of(longest, question), in_company=True) > len(costs)
 
 
 def _ever_quicker(

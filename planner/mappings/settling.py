@@ -30,6 +30,8 @@ def proportions_of_ipus(state: State) -> None:
     best = state.best
     some = groups(state.priced.values())
     arguments = [(cheapest(group), state.question, best) for group in some]
+    if some:
+        state.tell("memory proportions that differ by IPU")
     for group, outcome in zip(some, state.engine.each(beating, arguments), strict=True):
         for free in outcome.candidates:
             candidate = with_own_proportions(group, free.mapping)

@@ -147,7 +147,7 @@ def _upper_bound(
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
     saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
     sums = np.concatenate([[0], np.cumsum(always + saved)])
-    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
+    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD].max(axis=1))
     backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
     passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
     if len(costs.memory.peak_if_again):

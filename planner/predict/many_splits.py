@@ -8,7 +8,7 @@ distinct pipeline cycles are computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -79,6 +79,17 @@ def cycles_of_assignments(costs: Costs, assignments: Sequence[Assignment]) -> np
     which = np.array([[number[choice] for choice in ways] for ways in chosen])
     starts = np.array([one.starts for one in assignments])
     return total_cycles(costs, ManySplits(starts, which, assignments[0].ipus, tuple(number)))
+
+
+def cycles_of_starts(costs: Costs, like: Assignment, starts: np.ndarray) -> np.ndarray:
+    """`cycles_of_assignments` of splits that differ in where stages start: int64[split, stage]."""
+    if costs.streams.across or not len(starts):
+        every = [replace(like, starts=tuple(row)) for row in starts.tolist()]
+        return cycles_of_assignments(costs, every)
+    chosen = [part.choice for part in like.parts(costs)]
+    number = {choice: at for at, choice in enumerate(dict.fromkeys(chosen))}
+    which = np.broadcast_to([number[choice] for choice in chosen], starts.shape)
+    return total_cycles(costs, ManySplits(starts, which, like.ipus, tuple(number)))
 
 
 def counted_micro_batches(costs: Costs, stages: int) -> int:

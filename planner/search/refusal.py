@@ -36,11 +36,25 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
         starts.append(_least_full(costs, stages))
     best = min((Assignment(start, tuple(ipus)) for start in starts), key=lambda a: _full(costs, a))
     for _ in range(_ROUNDS):
-        moved = min(best.neighbours(count), key=lambda a: _full(costs, a), default=best)
+        near = _with_other_fullest(costs, best)
+        moved = min(near, key=lambda a: _full(costs, a), default=best)
         if _full(costs, moved) >= _full(costs, best):
             break
         best = moved
     return best
+
+
+def _with_other_fullest(costs: Costs, now: Assignment) -> list[Assignment]:
+    """With a cut moved by a Block, of those around stages of the fullest IPU: that has to fall."""
+    worst = max(memory_of(costs, now), key=lambda one: one.nbytes).ipu
+    there = np.array([*now.ipus, -1]) == worst
+    cuts = np.flatnonzero(there[:-1] | np.roll(there, 1)[:-1])
+    starts = np.array(now.starts)
+    return [
+        one
+        for one in now.neighbours(len(costs))
+        if (np.array(one.starts)[cuts] != starts[cuts]).any()
+    ]
 
 
 def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ least or reports the gap; without a proof, neighbouring splits are tried.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,11 @@ from ipuscope.planner.predict.interval_costs import (
     least_maximum,
     memory_of_all,
 )
-from ipuscope.planner.predict.many_splits import counted_micro_batches, cycles_of_assignments
+from ipuscope.planner.predict.many_splits import (
+    counted_micro_batches,
+    cycles_of_assignments,
+    cycles_of_starts,
+)
 from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, what_if
 from ipuscope.planner.search.partial_splits import (
     MOST_APART,
@@ -45,8 +49,8 @@ from ipuscope.profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
-_ROUNDS = 3  # of neighbours, of larger ones
-_Move = tuple[int, int, int]  # first and last of some cuts that move, and by how many Blocks
+_ROUNDS = 60  # of neighbours, of larger ones, in which up to so many cuts move at once:
+_MOVED = 5
 _FEW_IPUS = 4  # up to which stages come back to each of them
 _MOST_NAMED = 6  # moves
 _TRIED = 1_000  # ways at a time, where not all are looked at
@@ -474,49 +478,29 @@ def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts, several if that is fast, by one Block while that shortens an update and fits."""
-    stages = len(assignment.starts)
-    small = len(costs) * stages <= _WHOLE_SCHEDULES
-    moves = [
-        (a, b, step)
-        for a in range(1, stages)
-        for b in range(a, stages if small else a + 1)
-        for step in (-1, 1)
-    ]
-
-    def first_better(some: list[_Move]) -> tuple[int, Assignment, int] | None:
-        """The first of some moves that shortens it, where it leads, and what that takes."""
-        ways = [(at, _moved(costs, current, move)) for at, move in enumerate(some)]
-        tried = [(at, one) for at, one in ways if one is not None and _united(costs, one, together)]
-        lengths = cycles_of_assignments(costs, [one for _, one in tried]).tolist()
-        for (at, one), length in zip(tried, lengths, strict=True):
-            first, last, _ = some[at]
-            if length < best and _fits(costs, one, range(first - 1, last + 1)):
-                return at, one, length
-        return None
-
+    """Move neighbouring cuts by a Block, the best move first, while that shortens and fits."""
+    count, stages = len(costs), len(assignment.starts)
+    small = count * stages <= _WHOLE_SCHEDULES
+    several = stages if small else _MOVED
+    runs = [(a, b) for a in range(1, stages) for b in range(a, min(stages, a + several))]
+    at = np.arange(stages)
+    moves = np.array([step * ((a <= at) & (at <= b)) for a, b in runs for step in (-1, 1)])
     current, (best,) = assignment, cycles_of_assignments(costs, [assignment]).tolist()
-    for _ in range(len(costs) * stages if small else _ROUNDS):
-        at, before = 0, best
-        while at < len(moves):
-            better = first_better(moves[at:])
-            if better is None:
+    for _ in range(count * stages if small else _ROUNDS):
+        starts = np.array(current.starts) + moves.reshape(-1, stages)
+        starts = starts[(np.diff(starts, axis=1, append=count) > 0).all(axis=1)]
+        totals = cycles_of_starts(costs, current, starts)
+        for row in np.argsort(totals, kind="stable").tolist():
+            one = replace(current, starts=tuple(starts[row].tolist()))
+            if totals[row] >= best:
+                return current
+            moved = np.flatnonzero(starts[row] != current.starts)
+            if _united(costs, one, together) and _fits(costs, one, {*moved, *(moved - 1)}):
+                current, best = one, int(totals[row])
                 break
-            within, current, best = better
-            at += within + 1
-        if best == before:
-            break
+        else:
+            return current
     return current
-
-
-def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | None:
-    """With some neighbouring cuts moved by a Block; None where that leaves a stage none."""
-    first, last, step = move
-    starts = np.array([*assignment.starts, len(costs)])
-    starts[first : last + 1] += step
-    if (np.diff(starts) <= 0).any():
-        return None
-    return replace(assignment, starts=tuple(starts[:-1].tolist()))
 
 
 def _united(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
@@ -524,7 +508,7 @@ def _united(costs: Costs, assignment: Assignment, together: Sequence[Sequence[in
     return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
 
 
-def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
+def _fits(costs: Costs, assignment: Assignment, stages: Iterable[int]) -> bool:
     """Whether these stages fit on their IPUs."""
     apart = len(set(assignment.ipus)) == len(assignment.ipus)
     if not apart and len(costs.cuts.ties):  # a tied weight may pass other IPUs than it did

@@ -17,7 +17,7 @@ from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_f
 from ipuscope.profiler.analysis import pace
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.provenance import Provenance
-from ipuscope.profiler.report import Report, open_report
+from ipuscope.profiler.report import open_report
 
 _ROUNDS = 3  # of moves of a cut by one Block, from the best split
 
@@ -30,7 +30,6 @@ class Verified:
     cycles: int = 0  # a weight update (a device iteration in inference); 0 if it did not compile
     fullest: tuple[int, ...] = ()  # bytes of each IPU's fullest tile; empty if it did not compile
     problem: str = ""  # why it did not compile, or does not fit
-    rules: str = ""  # those of the compiler (`rules_differ`)
 
 
 def candidates(
@@ -56,39 +55,6 @@ def candidates(
     return chosen
 
 
-def of_profile(report: Report, costs: Costs, ipus: Sequence[int]) -> list[Verified]:
-    """The profiled split and what its compile gave; none if it is onto other IPUs than these."""
-    if not costs.measured or tuple(ipus) != costs.ipus:
-        return []
-    fullest = tuple(largest_extents(report)[: max(ipus) + 1].tolist())
-    over = max(fullest) > costs.machine.bytes_per_tile
-    prediction, cycles = what_if(costs, profiled(costs)), int(pace(report).cycles)
-    problem = "does not fit" if over else ""
-    return [Verified(prediction, cycles, fullest, problem, rules_of(report))]
-
-
-def rules_of(report: Report) -> str:
-    """The compiler's rules that made a profile; empty for an older one, which does not say."""
-    return str(report.meta.get("rules", ""))
-
-
-def rules_differ(before: Report, after: str) -> str:
-    """How a profile's rules differ from another compile's, which changes costs; empty: equal."""
-    own = rules_of(before)
-    if own == after:
-        return ""
-    which = f"other rules ({own})" if own else "an older IPUscope, which did not note its rules,"
-    return (
-        f"{before.path} was compiled by {which} than {after or 'an older one'}: compile it again,"
-        " else what is off may be their difference"
-    )
-
-
-def in_order(results: Iterable[Verified]) -> list[Verified]:
-    """Those that run, quickest first, and then the others."""
-    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
-
-
 def verify(
     costs: Costs,
     wanted: Sequence[Assignment],
@@ -112,7 +78,7 @@ def verify(
         ]
         came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
         results = list(progress(came, len(waiting)) if progress is not None else came)
-    return in_order(results)
+    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
 
 
 def _compiled(
@@ -137,5 +103,4 @@ def _compiled(
             int(pace(report).cycles),
             fullest[: max(assignment.ipus) + 1],
             "does not fit" if over else "",
-            rules_of(report),
         )

@@ -15,7 +15,7 @@ from ipuscope.planner.search.split_search import ALL_CHOICES, Split, best_split
 
 UNSURE = (
     f"no split is sure to fit, and this one is up to {ABOVE:.0%} over a tile: compile to know"
-    " (--verify N --script 'FILE ARGS')"
+    " (ipu-run --placement)"
 )
 _STEPS = 3  # from a tile's end to the margin: the nearer to the end, the likelier it fits
 

@@ -79,27 +79,13 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
 
 
 def _tables(report: Report) -> str:
-    frames = (
-        report.options,
-        report.blocks,
-        report.ops,
-        report.program,
-        report.bodies,
-        report.variables,
-        report.runs,
-    )
-    empty = [
-        name
-        for name, frame in zip(
-            ("program", "bodies", "variables"), (frames[3], frames[4], frames[5]), strict=True
-        )
-        if not len(frame)
-    ]
+    names = ("program", "bodies", "variables", "options", "blocks", "ops", "runs")
+    rows = {name: len(getattr(report, name)) for name in names}
+    empty = [name for name in names[:3] if not rows[name]]
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
 def _bytes(report: Report) -> str:
-
     damaged = report.file.damaged
     return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
 

@@ -57,9 +57,29 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     notes = [say(f"Out of memory: {one}.", "bold red") for one in too_full]
     if too_full:
         with suppress(ValueError):  # no costs of Blocks
-            tables += _relief(report)
+            tables += [*_largest(report), *_relief(report)]
             notes.append(say(way_to_fit(report)))
     return Page(str(report.path), (*tables, *notes), holds=not too_full)
+
+
+def _largest(report: Report) -> list[Table]:
+    """What each layer of a model without Blocks needs by itself."""
+    from ipuscope.planner.advice.largest_modules import largest_modules
+    from ipuscope.profiler.units import size
+    from ipuscope.reports.tables import Column, Table, identity
+
+    if len(report.blocks):
+        return []
+    columns = (
+        Column("module", "module", identity),
+        Column("weights", "weights,\naccumulators", size),
+        Column("state", "optimiser\nstate", size),
+        Column("running", "while\nit runs", size),
+        Column("total", "together", size),
+        Column("ipus", "IPUs'\nmemory", "{:.2f}".format),
+    )
+    title = "What is largest, each by itself"
+    return [Table("modules", largest_modules(report).head(8), columns, title=title)]
 
 
 def _relief(report: Report) -> list[Table]:

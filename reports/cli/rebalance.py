@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipuscope.reports.cli import common, rebalance_verify
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     from ipuscope.planner.costs.memory_choice import Choice
@@ -24,15 +22,13 @@ if TYPE_CHECKING:
     from ipuscope.planner.predict.what_if import Assignment
     from ipuscope.planner.search.split_search import Split
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page, Table
+    from ipuscope.reports.tables import Page
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --profile-dir after train.py
   ipu-report runs demo/training after                     predicted beside compiled
-  ipu-report rebalance --verify 4 demo/training --script "train.py --fast" -o placement.json
-                                              the best four, compiled: the one that is the quickest
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
   ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
@@ -72,18 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
     )
-    parser.add_argument(
-        "--verify",
-        type=common.positive,
-        metavar="N",
-        help="compile the best N splits of --script, and propose the one that proves the quickest",
-    )
-    parser.add_argument(
-        "--script",
-        type=shlex.split,
-        metavar="'FILE ARGS'",
-        help="the script of the profile, with its arguments, for --verify N",
-    )
     common.add_form(parser)
 
 
@@ -93,32 +77,11 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError(
             "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
-    if args.verify:
-        _check_verify(args)
     if args.output is not None:
         if len(args.profiles) != 1:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
         args.profiles = [str(common.find_one(args.profiles[0]))]
-    compiles = bool(args.verify)
-    return common.each_profile(args, lambda report: _propose(report, args), says_itself=compiles)
-
-
-def _check_verify(args: argparse.Namespace) -> None:
-    """Refuse what ``--verify`` cannot do before anything is compiled."""
-    wrong = ""
-    if os.environ.get("IPUSCOPE_CALIBRATION"):
-        wrong = (
-            "--verify compares with compiles, which have the model's cycles: unset"
-            " IPUSCOPE_CALIBRATION"
-        )
-    elif not args.script:
-        wrong = (
-            f"--verify {args.verify} compiles: say --script 'FILE ARGS', the script of the profile"
-        )
-    elif len(args.profiles) > 1:
-        wrong = "--verify N takes one profile"
-    if wrong:
-        raise common.CommandError(wrong, common.USAGE)
+    return common.each_profile(args, lambda report: _propose(report, args))
 
 
 def _costs(report: Report) -> Costs:
@@ -242,12 +205,6 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     try:
         split = _wanted_or_nearest(report, costs, args, choices)
         maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
-        verified: tuple[Table | Lines, ...] = ()
-        if args.verify:
-            split, verified = rebalance_verify.quickest_compiled(
-                report, costs, split, args.verify, args.script, maybe
-            )
-            maybe = None
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -292,9 +249,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
     table = Table("rebalance", frame, columns)
-    more = args.form == "csv" and verified
-    tables = (*verified, table) if more else (table, proof, *lines, *verified)
-    return Page(str(report.path), tables)
+    return Page(str(report.path), (table, proof, *lines))
 
 
 def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
@@ -304,7 +259,7 @@ def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
     less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
     return [
         f"A split that a compile may find too large would take {less:.1%} less ({sizes}):"
-        " --verify N --script 'FILE ARGS' compiles it too."
+        " Rebalance compiles such splits: ipu-report view --script 'FILE ARGS'."
     ]
 
 

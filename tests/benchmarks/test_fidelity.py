@@ -22,9 +22,10 @@ from benchmarks.fidelity import (
     small,
     store,
 )
-from benchmarks.fidelity.__main__ import HERE, read, registered, run
+from benchmarks.fidelity.__main__ import HERE, read, registered
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, predict
 from benchmarks.fidelity.errors import Residual, kind_of
+from benchmarks.fidelity.running import run
 from benchmarks.fidelity.store import Result
 from ipu_exec.lowering.measured import FEW_CHANNELS, FILE, GROUPED, SMALL, STAGES, TRAINING
 from tests.paths import ROOT

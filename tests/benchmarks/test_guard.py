@@ -7,7 +7,8 @@ import math
 import pytest
 
 from benchmarks.fidelity import store
-from benchmarks.fidelity.__main__ import HERE, read, registered, run
+from benchmarks.fidelity.__main__ import HERE, read, registered
+from benchmarks.fidelity.running import run
 from benchmarks.fidelity.store import Result
 
 WORSE = 0.05  # of ln(predicted / published), beyond the stored prediction's

@@ -315,7 +315,23 @@ def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
 def test_room_is_promised_only_where_it_is_known() -> None:
     told = {
         memory: lever_gains._room(
-            Advice("", Levers(), 1, 1.0, 1.0, 1, 641_229, 0, memory, False, 0.0, (), "", ()),
+            Advice(
+                "",
+                Levers(),
+                1,
+                1.0,
+                1.0,
+                1,
+                641_229,
+                0,
+                memory,
+                memory == "fits",
+                False,
+                0.0,
+                (),
+                "",
+                (),
+            ),
             "for it",
         )
         for memory in ("fits", "IPU 0: too close to call: compile to know")

@@ -88,7 +88,6 @@ def test_predictions_and_bars_use_them_and_say_so(
     assert main(["whatif", str(tmp_path / "0.pop")]) == 0
     said = capsys.readouterr().out
     assert "measured on your machine" in said and f"{total:,}" in said
-    assert main(["rebalance", "--verify", "1", str(tmp_path / "0.pop")]) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.split_text import parse_assignment, profiled
 from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
 from ipuscope.profiler import open_report
-from ipuscope.reports.cli import main as ipu_report
 from tests.reports.test_cli import say
 from tests.reports.test_rebalance import script
 
@@ -190,24 +189,3 @@ def test_blocks_that_move_keep_their_memory_proportion(tmp_path: Path) -> None:
             assert abs(one.nbytes - fullest) <= 0.03 * one.limit
         # and what comes of that profile keeps it too
         assert obtained.block_proportion(2) == 0.02
-
-
-def test_the_best_splits_are_compiled_and_the_quickest_is_written(
-    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "placement.json"
-    script_words = "examples/mnist_pipeline.py --epochs 1"
-    words = ("rebalance", "--verify", 2, "--stages", 3, "--script", script_words, "--json")
-    page = json.loads(say(capsys, *words, "-o", path, demo / "training"))[0]
-    rows = page["verified"]
-    assert len(rows) == 2 and len({row["split"] for row in rows}) == 2
-    assert rows[0]["cycles"] <= rows[1]["cycles"]
-    for row in rows:
-        assert row["answer"] == "fits"
-        assert row["predicted"] == pytest.approx(row["cycles"], rel=0.005)
-    sizes = [len(stage["blocks"]) for stage in json.loads(path.read_text())["stages"]]
-    assert "-".join(map(str, sizes)) == rows[0]["split"]
-
-
-def test_no_script_is_no_compile(demo: Path) -> None:
-    assert ipu_report(["rebalance", "--verify", "2", str(demo / "training")]) == 2

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import ipu_exec
 from ipu_exec.placement_file import load_stages
-from ipuscope.planner.search.verified_splits import rules_differ, rules_of
 from ipuscope.profiler import open_report
 from ipuscope.reports.cli import main
 from tests import forked
@@ -54,25 +50,6 @@ def test_a_proposal_is_written_run_and_verified(
         assert after.options["placement"] == str(placement)
     (row,) = json.loads(say(capsys, "runs", "--json", tmp_path / "after" / "training"))[0]["runs"]
     assert row["predicted_cycles"] == pytest.approx(row["cycles"], rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("own", "says"),
-    [
-        ('"0123"', "was compiled by other rules (0123) than"),
-        ('""', "was compiled by an older IPUscope, which did not note its rules, than"),
-    ],
-)
-def test_what_other_rules_compiled_is_said(demo: Path, tmp_path: Path, own: str, says: str) -> None:
-    """Of the first profile, whose costs predict: what is off may be the rules' difference."""
-    before = shutil.copytree(demo / "training", tmp_path / "before")
-    with closing(sqlite3.connect(before / "profile.pop")) as profile, profile:
-        changed = profile.execute("UPDATE meta SET value = ? WHERE key = 'rules'", [own])
-        assert changed.rowcount == 1
-    with open_report(demo / "training") as same, open_report(before) as report:
-        assert not rules_differ(same, rules_of(same))
-        words = rules_differ(report, rules_of(same))
-    assert says in words and "compile it again" in words
 
 
 def test_compile_only_leaves_the_whole_profile_and_no_training(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.checks import COUNT, Check
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages import common, tables
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.pages.tables import Column, table
 from ipuscope.viewer.profiles import Profiles
@@ -103,21 +103,13 @@ def _result(check: Check, blocks: int) -> Any:
                 f"{first.prediction.assignment.named(blocks)} is the quickest"
                 f" {_of_compiled(len(check.results))}: ",
                 dcc.Link(
-                    "show it",
-                    href=f"/rebalance?starts={in_address(first.prediction.assignment)}",
+                    "show it", href=f"/rebalance?starts={in_address(first.prediction.assignment)}"
                 ),
             ]
         )
     )
-    heads = ("predicted", "compiled", "off by", "largest extent", "compiled")
-    numbers = [html.Th(words, className="n") for words in heads]
-    table = html.Table(
-        [
-            html.Thead(html.Tr([html.Th("Blocks a stage"), *numbers, html.Th("")])),
-            html.Tbody([_row(one, blocks) for one in check.results]),
-        ],
-        className="plain",
-    )
+    heads = ("Blocks a stage", "predicted", "compiled", "off by", "largest extent", "compiled", "")
+    table = tables.small([_row(one, blocks) for one in check.results], heads, (0, 6))
     return [lead, html.Div(table, className="scroll")]
 
 
@@ -127,18 +119,16 @@ def _of_compiled(count: int) -> str:
     return f"of {count} splits that were compiled"
 
 
-def _row(one: Verified, blocks: int) -> Any:
+def _row(one: Verified, blocks: int) -> tuple[str, ...]:
     predicted = one.prediction
-    numbers = (
+    return (
+        predicted.assignment.named(blocks),
         f"{predicted.total:,}",
         f"{one.cycles:,}" if one.cycles else "",
         units.minus(f"{predicted.total / one.cycles - 1:+.2%}") if one.cycles else "",
         units.size(max(predicted.fullest)),
         units.size(max(one.fullest)) if one.fullest else "",
-    )
-    cells = [html.Td(words, className="n") for words in numbers]
-    return html.Tr(
-        [html.Td(predicted.assignment.named(blocks)), *cells, html.Td(one.problem or "fits")]
+        one.problem or "fits",
     )
 
 

@@ -50,11 +50,7 @@ _ORDERS = (
 )
 _ROOFLINE = "roofline"
 _ALIKE = ("Blocks alike", "stages alike", "modules alike", "lines alike", "micro-batches")
-_FORMS = (
-    ("flame", "flame graph"),
-    (_ROOFLINE, "roofline"),
-    *zip(regions.BY, _ALIKE, strict=True),
-)
+_FORMS = (("flame", "flame graph"), (_ROOFLINE, "roofline"), *zip(regions.BY, _ALIKE, strict=True))
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -279,11 +275,8 @@ _POINTS = html.P(
 def _slower(repeats: Regions) -> list[Any]:
     """What of repeated things takes longer than the others, and why."""
     note, slow = html.P(repeats.words, className="note"), repeats.slow.head(_MOST_ROWS)
-    rows = [
-        html.Tr([html.Td(one.name), html.Td(f"{one.ratio:.2%}", className="n"), html.Td(one.why)])
-        for one in units.rows_of(slow)
-    ]
-    return [note, html.Table(html.Tbody(rows), className="plain")] if rows else [note]
+    rows = [(one.name, f"{one.ratio:.2%}", one.why) for one in units.rows_of(slow)]
+    return [note, tables.small(rows, words=(0, 2))] if rows else [note]
 
 
 def _register_flame(app: Dash, profiles: Profiles) -> None:
@@ -369,16 +362,14 @@ def _lost(at: Any, order: str, measure: str) -> Any:
 def _parts(seen: Look, at: Path, words: Any) -> Any:
     """The parts of a part, widest first; one that has parts itself is a button that opens it."""
     whole = max(1, seen.shown[len(at)].value)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for node in seen.inside[:_MOST_ROWS]:
         name = node.path[-1]
         cells = (words(node.value), units.percent(node.value / whole))
-        first = html.Td(_button(node.path, name) if node.path in seen.opens else name)
-        rows.append(html.Tr([first, *(html.Td(one, className="n") for one in cells)]))
+        rows.append((_button(node.path, name) if node.path in seen.opens else name, *cells))
     if len(seen.inside) > _MOST_ROWS:
-        rest = f"and {len(seen.inside) - _MOST_ROWS:,} smaller"
-        rows.append(html.Tr(html.Td(rest, colSpan=3)))
-    return html.Table(html.Tbody(rows), className="plain")
+        rows.append((f"and {len(seen.inside) - _MOST_ROWS:,} smaller",))
+    return tables.small(rows)
 
 
 def _trail(at: Path) -> Any:

@@ -143,17 +143,14 @@ def _busiest(ipu: int, vectors: dict[str, np.ndarray | None]) -> list[Any]:
     if received is None or sent is None or not (received.any() or sent.any()):
         return []
     most = np.lexsort((np.arange(len(sent)), -(received + sent)))[:_FEW_TILES].tolist()
-    heads = [html.Th(words, className="n") for words in ("busiest tiles", "received", "sent")]
     rows = [
-        html.Tr(
-            [
-                html.Td(common.link(f"tile {tile}", "memory", ipu=ipu, tile=tile), className="n"),
-                *(html.Td(units.size(int(of[tile])), className="n") for of in (received, sent)),
-            ]
+        (
+            common.link(f"tile {tile}", "memory", ipu=ipu, tile=tile),
+            *(units.size(int(of[tile])) for of in (received, sent)),
         )
         for tile in most
     ]
-    return [html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")]
+    return [tables.small(rows, ("busiest tiles", "received", "sent"), words=())]
 
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:

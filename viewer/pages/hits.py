@@ -23,7 +23,7 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.drawing import Selection
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages import common, tables
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
 
@@ -189,27 +189,16 @@ def table(
 
 def _table(rows: list[tuple[str, int, int]], clock: Clock) -> Any:
     total = max(1, sum(cycles for _, cycles, _ in rows))
-    heads = [
-        html.Td(""),
-        *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices")),
-    ]
-    body = [
-        html.Tr(
-            [
-                html.Td(name),
-                *(
-                    html.Td(words, className="n")
-                    for words in (
-                        f"{cycles:,}",
-                        units.seconds(cycles / clock.hz),
-                        units.percent(cycles / total),
-                        f"{count:,}",
-                    )
-                ),
-            ]
+    body: list[tuple[str, ...]] = [
+        (
+            name,
+            f"{cycles:,}",
+            units.seconds(cycles / clock.hz),
+            units.percent(cycles / total),
+            f"{count:,}",
         )
         for name, cycles, count in rows[:_MOST_ROWS]
     ]
     if len(rows) > _MOST_ROWS:
-        body.append(html.Tr([html.Td(f"and {len(rows) - _MOST_ROWS:,} more", colSpan=5)]))
-    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="plain")
+        body.append((f"and {len(rows) - _MOST_ROWS:,} more",))
+    return tables.small(body, ("", "cycles", "time", "share", "slices"))

@@ -1,9 +1,9 @@
 """The model as a graph on Rebalance: Blocks, modules and operators, and the borders of stages.
 
 Cytoscape.js lays it out (dagre) and draws it in the browser (dash-cytoscape). A click on a node
-opens or closes it; one on an edge between Blocks moves the nearest border of a stage there. The
-borders are elements of the page over the canvas, which has no focus: assets/viewer.js puts each on
-the edge that it cuts, and moves it as it does those of the row of Blocks.
+opens or closes it. The borders of stages are elements of the page over the canvas, which has no
+focus: assets/viewer.js puts each on the edge that it cuts, and moves it as it does those of the row
+of Blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dash import ALL, Dash, Input, Output, ctx, html, no_update
 
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import block_line, blocks_to_begin
-from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
@@ -40,10 +39,7 @@ _MOST_OPENED = 40
 
 def card(view: View, borders: bool = True) -> Any:
     """The card; callbacks fill it (`elements`). ``borders``: borders of stages may move."""
-    moves = (
-        ", an edge between Blocks to move the nearest border of a stage there; drag a border, or"
-        " move it by ← and →" * borders
-    )
+    moves = "; drag a border of stages to another edge, or move it by ← and →" * borders
     many = len(view.report.blocks) > _MANY
     proposed = [block_line(name, ipu) for ipu, name in enumerate(blocks_to_begin(view.report))]
     of_about = f"{len(proposed)} Blocks of about equal cycles could begin at these modules:"
@@ -55,6 +51,7 @@ def card(view: View, borders: bool = True) -> Any:
         style={"width": "100%", "height": f"{HIGHEST}px"},
         responsive=True,
         zoom=0.9,
+        pan={"x": 28, "y": 8},
         minZoom=0.05,
         maxZoom=3,
         elements=[],
@@ -98,20 +95,6 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
     def opened(node: Any, there: Any) -> Any:
         opens = isinstance(node, dict) and node.get("opens")
         return toggled(there, str(node["path"])) if opens else no_update
-
-    @app.callback(
-        Output(common.param_id(page, "starts"), "value", allow_duplicate=True),
-        Input("model-graph", "tapEdgeData"),
-        common.param_state(page, "starts"),
-        common.param_state(page, "profile"),
-        prevent_initial_call=True,
-    )
-    def cut(edge: Any, starts: Any, profile: Any) -> Any:
-        if not isinstance(edge, dict):
-            return no_update
-        costs, split, _ = split_of(profile, starts)
-        block = common.whole(str(edge.get("before")), -1, 0, len(costs) - 1)
-        return in_address(cut_before(split, block))
 
     @app.callback(
         Output("model-graph", "elements"),
@@ -176,19 +159,6 @@ def toggled(opened: Any, path: str) -> str:
     there = [one for one in str(opened or "").split("|") if one]
     rest = [one for one in there if one != path and not one.startswith(path + flame.SEPARATOR)]
     return "|".join(rest if len(rest) < len(there) else [*there, path][-_MOST_OPENED:])
-
-
-def cut_before(split: Assignment, block: int) -> Assignment:
-    """The split with the nearest border of a stage moved to before ``block``.
-
-    The number of stages stays; so does a split that has a border there, or one stage.
-    """
-    borders = split.starts[1:]
-    if not borders or block in split.starts or block <= 0:
-        return split
-    nearest = min(borders, key=lambda one: (abs(one - block), one))
-    starts = tuple(sorted({*split.starts} - {nearest} | {block}))
-    return Assignment(starts, split.ipus)
 
 
 def shown(report: Report, direction: Any, layers: Any, opened: Any) -> Graph:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dash_ag_grid as dag
+from dash import html
 
 from ipuscope.viewer.figures.theme import Theme
 
@@ -89,6 +90,21 @@ def table(
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
         style={"width": "100%", "height": f"{height}px" if height else None},
     )
+
+
+def small(
+    rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), words: Collection[int] = (0,)
+) -> Any:
+    """A short table that is not sorted: cells by row; all columns but ``words`` are numbers."""
+
+    def cells(kind: type, row: Sequence[Any]) -> Any:
+        kinds = (html.Td if one == "" else kind for one in row)
+        each = enumerate(zip(kinds, row, strict=True))
+        return html.Tr([of(one, className="n" * (at not in words)) for at, (of, one) in each])
+
+    body = html.Tbody([cells(html.Td, row) for row in rows])
+    parts = [html.Thead(cells(html.Th, heads)), body] if heads else [body]
+    return html.Table(parts, className="plain")
 
 
 def height_of(rows: int, most: int, filters: bool = False) -> int:

@@ -6,6 +6,7 @@ Modules of steps are lanes above them on request.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +22,9 @@ from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
-from ipuscope.viewer.figures.drawing import marked, with_streams
+from ipuscope.viewer.figures.drawing import Drawing, marked, nothing, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
-from ipuscope.viewer.figures.theme import WAITING
+from ipuscope.viewer.figures.theme import WAITING, Theme
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import causes, common, hits, refused, timespan
@@ -237,50 +238,46 @@ def _figures(app: Dash, profiles: Profiles) -> None:
 def _counters(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the counters and links below the lanes."""
 
-    @app.callback(
-        Output("timeline-counters", "figure"),
-        Input("timeline-drawn", "data"),
-        *timespan.states(NAME, *_WHAT),
-        common.theme_state(),
-        prevent_initial_call=True,
-    )
-    def counters(_drawn: Any, *values: Any) -> Any:
-        *what, low, high, marks, _, where = values
-        it = what_is_asked(profiles, *what, window=(low, high))
-        window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
-        if it.as_tasks():
-            return counter_figures.nothing("Counted by steps: zoom in to have them.", theme)
-        tracks = timespan.tracks_of(profiles, it.report, it.rows, it.drawn)
-        left = max(figures.left_margin(it.rows), it.left(profiles, where))
-        tiles = it.report.target.tiles_per_ipu
-        whole = (it.rows.end, it.rows.origin, tiles)
-        figure = counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
-        marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
-        timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
-        return figure
+    def below(id: str, draw: Callable[..., Drawing | None], none: str) -> None:
+        """A figure of the same time; ``draw`` gets what is asked, where and for which window."""
 
-    @app.callback(
-        Output("timeline-links", "figure"),
-        Input("timeline-drawn", "data"),
-        *timespan.states(NAME, *_WHAT),
-        common.theme_state(),
-        prevent_initial_call=True,
-    )
-    def links(_drawn: Any, *values: Any) -> Any:
-        *what, low, high, marks, _, where = values
-        it, theme = what_is_asked(profiles, *what), common.theme_of(where)
+        @app.callback(
+            Output(id, "figure"),
+            Input("timeline-drawn", "data"),
+            *timespan.states(NAME, *_WHAT),
+            common.theme_state(),
+            prevent_initial_call=True,
+        )
+        def drawn(_drawn: Any, *values: Any) -> Any:
+            *what, low, high, marks, _, where = values
+            it = what_is_asked(profiles, *what, window=(low, high))
+            window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
+            left = max(figures.left_margin(it.rows), it.left(profiles, where))
+            figure = draw(it, window, theme, left)
+            if figure is None:
+                return nothing(none, theme)
+            marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
+            timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
+            return figure
+
+    def counters(it: Asked, window: Any, theme: Theme, left: int) -> Drawing | None:
+        if it.as_tasks():
+            return None
+        tracks = timespan.tracks_of(profiles, it.report, it.rows, it.drawn)
+        whole = (it.rows.end, it.rows.origin, it.report.target.tiles_per_ipu)
+        return counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
+
+    def links(it: Asked, window: Any, theme: Theme, left: int) -> Drawing | None:
         key = ("link slices", it.run, it.iteration)
         slices = profiles.made(it.report, key, lambda: link_slices(it.report, *key[1:]))
         if slices.empty:
-            return counter_figures.nothing("Nothing goes over links.", theme)
-        window = common.window(low, high, it.rows.end)
-        left = max(figures.left_margin(it.rows), it.left(profiles, where))
+            return None
         whole = 0.0, float(max(1, it.rows.end))
         drawn = (window or whole, it.rows.origin, it.clock, theme, left)
-        figure = counter_figures.links(it.report, slices, *drawn)
-        marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
-        timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
-        return figure
+        return counter_figures.links(it.report, slices, *drawn)
+
+    below("timeline-counters", counters, "Counted by steps: zoom in to have them.")
+    below("timeline-links", links, "Nothing goes over links.")
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:

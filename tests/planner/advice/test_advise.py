@@ -27,7 +27,7 @@ from ipuscope.planner.advice import (
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
-from ipuscope.planner.predict.memory_verdict import ABOVE, Answer, Verdict
+from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.enums import Role
 
@@ -296,16 +296,16 @@ def test_beside_a_setting_that_may_not_fit_stands_the_best_that_surely_does(repo
     basis, free = Basis.of(report), Allowed(samples=anything(basis_of(report)).samples)
     best = advise_on(basis, free)
     largest = next(one for one in best.single if one.levers.pulled == ("micro_batch",))
-    assert largest.memory == Answer.FITS and best.surely is None
+    assert largest.surely and best.surely is None
     # just within the error of an estimate there, which is 12 % of a tile
     small = basis.costs.with_tile_bytes(int(largest.fullest / 0.88) - 8)
     advised = advise_on(replace(basis, costs=small, _estimates={}), free)
     first, second = (one for one in advised.single if one.levers.pulled == ("micro_batch",))
-    assert first.memory != Answer.FITS == second.memory
+    assert not first.surely and second.surely
     assert first.samples_per_second > second.samples_per_second
     assert advised.instead_of(first) is second
-    assert advised.together is not None and advised.together.memory != Answer.FITS
-    assert advised.surely is not None and advised.surely.memory == Answer.FITS
+    assert advised.together is not None and not advised.together.surely
+    assert advised.surely is not None and advised.surely.surely
     assert advised.every[:2] == [advised.together, advised.surely]
 
 

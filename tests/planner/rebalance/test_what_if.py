@@ -16,7 +16,6 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
 from ipuscope.planner.search.split_search import best_split
-from ipuscope.planner.search.verified_splits import in_order, of_profile
 from ipuscope.profiler import Report, open_report
 from ipuscope.reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch
@@ -78,17 +77,6 @@ def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
     assert all(one.exact and one.answer is Answer.FITS for one in prediction.memory)
     stages = four.stages
     assert prediction.stage_cycles == pytest.approx(stages["cycles"].to_numpy(), rel=0.005)
-
-
-def test_what_was_profiled_is_among_what_was_compiled(four: Report) -> None:
-    costs = Costs.from_report(four)
-    (own,) = of_profile(four, costs, costs.ipus)
-    assert (own.prediction.total, own.problem) == (own.cycles, "") and own.cycles == cycles(four)
-    assert own.fullest == own.prediction.fullest
-    slower = replace(own, cycles=own.cycles + 1)
-    too_full = replace(own, cycles=1, problem="does not fit")
-    assert in_order([too_full, slower, own]) == [own, slower, too_full]
-    assert of_profile(four, costs, (0, 1, 2, 0)) == []
 
 
 @pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
