@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from ipuscope.profiler import calibration, units
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ipuscope.profiler.report import Report
 
 COLUMNS = ("class", "share", "likely", "low", "high", "rows", "estimates")
@@ -132,6 +132,8 @@ def by_class(report: Report) -> pd.DataFrame:
     that; 0 if judged by likeness) and ``estimates`` (by the vendor's own estimators).
     """
     error = _header(report) or {}
+    import pandas as pd
+
     return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
 
 

@@ -97,7 +97,7 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
     layers that differ only in their number are one.
     """
-    steps = _spent(report, 0, 0)
+    steps = report.file.once("hierarchy.spent", lambda: _spent(report, 0, 0))
     has_op, cause = steps["op"] >= 0, steps["cause"]
     kind = cause.where(~(has_op & cause.isin(_OF_OPERATORS)), steps["direction"])
     # an operator's steps differ in kind only: few rows before their names are read

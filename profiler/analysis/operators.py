@@ -79,6 +79,10 @@ def executed_ops(report: Report) -> pd.DataFrame:
     for the backward pass, which is in neither. Access to the stash and waiting are in none. All 0
     if the profile has no schedule.
     """
+    return report.file.once("analysis.executed_ops", lambda: _executed_ops(report))
+
+
+def _executed_ops(report: Report) -> pd.DataFrame:
     of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
     if not len(report.runs):
         return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)

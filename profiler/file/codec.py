@@ -69,9 +69,7 @@ def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -
     Nothing is allocated before type, length and the size that the frame declares agree and are
     within bounds: a bomb costs no more than its own bytes.
     """
-    decompressor = zstandard.ZstdDecompressor()
-    raw = _unpacked(dtype, length, data, max_length, decompressor)
-    return _summed([raw], [length], int(dtype[-1]))
+    return decode_all([(dtype, length, data)], max_length)[0]
 
 
 def decode_all(

@@ -177,14 +177,14 @@ class Earlier:
         """An independent copy to return to after an error."""
         return Earlier(*(copy(getattr(self, one.name)) for one in fields(self)))
 
-    def add_steps(self, steps: Iterable[records.Step]) -> None:
-        """Remember the first external sync of each IPU."""
+    def add(self, steps: Iterable[records.Step], bodies: Iterable[records.Body]) -> None:
+        """Remember each IPU's first external sync, and each body's kind and number of steps.
+
+        The sync of a body that waits is one of its steps.
+        """
         for step in steps:
             if step_kind(step.type, step.purpose) == "external sync":
                 self.external_sync.setdefault(step.ipu, step.id)
-
-    def add_bodies(self, bodies: Iterable[records.Body]) -> None:
-        """Remember the kind and number of steps of each body, a wait's sync included."""
         for body in bodies:
             of_kind = {"idle": self.waits, "external sync": self.syncs, records.BESIDE: self.beside}
             if body.kind in of_kind:
@@ -201,8 +201,7 @@ def derived(
     Those of variables (`tile_runs`) are the writer's.
     """
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
-    earlier.add_steps(program_steps)
-    earlier.add_bodies(bodies)
+    earlier.add(program_steps, bodies)
     of_bodies, of_patterns = body_patterns(bodies, earlier)
     tuples: dict[type[Any], list[Row]] = {
         records.Activity: list(activities(program_steps, vector_id, earlier)),

@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -306,8 +307,8 @@ class _VectorBatch:
 def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[Sequence[Any]]:
     """Columns for SQLite: numpy scalars as plain numbers, vectors as ids."""
     converters: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-        "int": _integers,
-        "float": _floats,
+        "int": partial(_numbers, int, operator.index),
+        "float": partial(_numbers, float, float),
         "str": _texts,
         "vector": vectors.ids,
     }
@@ -330,12 +331,8 @@ def _but_none(
     return [None if value is None else next(converted) for value in values]
 
 
-def _integers(values: Sequence[Any]) -> Sequence[int]:
-    return values if set(map(type, values)) <= {int} else list(map(operator.index, values))
-
-
-def _floats(values: Sequence[Any]) -> Sequence[float]:
-    return values if set(map(type, values)) <= {float} else list(map(float, values))
+def _numbers(kind: type, convert: Callable[[Any], float], values: Sequence[Any]) -> Sequence[float]:
+    return values if set(map(type, values)) <= {kind} else list(map(convert, values))
 
 
 def _texts(values: Sequence[Any]) -> Sequence[str]:

@@ -11,15 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ipuscope.profiler.file import schema
 from ipuscope.profiler.report import Report, sql_process
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SECONDS = 30
 MEMORY_BYTES = 1 << 30
@@ -57,12 +54,6 @@ class Answer:
     def head(self, most: int) -> Answer:
         """The first rows."""
         return replace(self, rows=self.rows[:most])
-
-    def frame(self) -> pd.DataFrame:
-        """A frame of objects."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self.rows), columns=pd.Index(self.columns), dtype=object)
 
 
 def is_numeric(column: Iterable[object]) -> bool:

@@ -329,3 +329,12 @@ def test_help_needs_not_even_numpy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert process.stdout.strip() == "False"
+
+
+def test_a_compile_and_sql_load_no_pandas() -> None:
+    """It is only for who reads frames: a third of a second, and 60 MB."""
+    modules = "ipu_exec.session.compilation, ipu_exec.session.autoreport"
+    asked = f"import sys, {modules}, ipuscope.profiler.report.query; print('pandas' in sys.modules)"
+    command = [sys.executable, "-W", "ignore", "-c", asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

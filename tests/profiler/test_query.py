@@ -27,9 +27,9 @@ def test_rows_are_limited_and_said_to_be(report: Report) -> None:
 
 
 def test_columns_of_one_name_stay_apart(report: Report) -> None:
-    frame = query.select(report, "SELECT 1 AS a, 2 AS a, NULL AS b").frame()
-    assert frame.columns.tolist() == ["a", "a:1", "b"]
-    assert frame.iloc[0].tolist() == [1, 2, None]
+    answer = query.select(report, "SELECT 1 AS a, 2 AS a, NULL AS b")
+    assert answer.columns == ("a", "a:1", "b")
+    assert [answer[name].tolist() for name in answer.columns] == [[1], [2], [None]]
 
 
 @pytest.mark.parametrize(

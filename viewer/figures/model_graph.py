@@ -71,7 +71,10 @@ def static(
     """
     if colour not in COLOURS:
         raise ValueError(f"colour is {', '.join(COLOURS)}, not {colour!r}")
-    graph = model_graph.graph(report, (), direction, together=True)
+    graph = report.file.once(
+        f"model_graph.static {direction}",
+        lambda: model_graph.graph(report, (), direction, together=True),
+    )
     if not graph.nodes:
         raise ValueError(f"{report.path}: no operator of the {direction}")
     made, _, words = elements(report, graph, None, colour, theme)

@@ -86,8 +86,13 @@ class Figures:
         ``by``: "module", "stage", "block", "aten", "source" (files and lines) or "stack" (callers).
         """
         of_bytes = of == "bytes"
-        leaves = hierarchy.leaves_of_bytes if of_bytes else hierarchy.leaves_of_cycles
-        seen = hierarchy.look(hierarchy.tree(leaves(self._report, by, together=True)), ())
+        leaves_of = hierarchy.leaves_of_bytes if of_bytes else hierarchy.leaves_of_cycles
+
+        def look() -> hierarchy.Look:
+            leaves = leaves_of(self._report, by, together=True)
+            return hierarchy.look(hierarchy.tree(leaves), ())
+
+        seen = self._report.file.once(f"figures.costs {by} {of}", look)  # in each theme the same
         words = units.size if of_bytes else self._clock.both
         return self._carded(flame.drawn(seen.shown, (), words, self._theme, of_bytes, False))
 

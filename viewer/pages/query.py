@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pandas as pd
 from dash import ALL, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report
@@ -199,15 +200,16 @@ def _none_profiled(report: Report, sql: Any) -> list[Any]:
 
 def _table(answer: queries.Answer, theme: Any) -> Any:
     """The rows, to sort and filter; columns go by position, as their names may be anything."""
-    frame = answer.frame()
     columns = []
-    for at, name in enumerate(frame.columns):
-        numbers = queries.is_numeric(frame[name])
-        whole = numbers and all(value is None or value % 1 == 0 for value in frame[name])
+    for at, name in enumerate(answer.columns):
+        cells = answer[name].tolist()
+        numbers = queries.is_numeric(cells)
+        whole = numbers and all(value is None or value % 1 == 0 for value in cells)
         form = "" if not numbers else ",.0f" if whole else ",.6g"
         columns.append(Column(f"c{at}", str(name), form, width=150 if numbers else 0))
-    shown = frame.set_axis([column.name for column in columns], axis=1).map(_cell)
-    count = units.count(len(frame), "row")
+    names = [column.name for column in columns]
+    shown = pd.DataFrame(list(answer.rows), columns=names, dtype=object).map(_cell)
+    count = units.count(len(answer), "row")
     more = f"the first {count}; there are more" if answer.cut else count
     return [
         html.P(more, className="note", role="status"),
