@@ -36,12 +36,9 @@ from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import memory, theme, units
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly
-from ipuscope.viewer.figures.of_report import Figures, lanes_of
-from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.of_report import Figures, lanes_of, live_map
 
 MAX_IPUS = 8  # heat maps in a report: the IPUs with the fullest tiles
-_HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
 _TOP_LINES = 20
 _MOST_WAITS = 15
@@ -157,28 +154,12 @@ def _sections(report: Report) -> list[Section]:
 def _heat_maps(report: Report, tiles: np.ndarray) -> Section:
     """Heat maps of the IPUs with the fullest tiles, all on one scale."""
     fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
-    maps = {
-        ipu: report.liveness_map(ipu, shape=_HEAT_SHAPE)
-        for ipu in fullest
-        if len(report.program_steps(ipu))
-    }
-    scale = (
-        float(min((values.min(initial=0) for values in maps.values()), default=0)),
-        float(max((values.max(initial=0) for values in maps.values()), default=0)),
-    )
-    limit, count = report.target.bytes_per_tile, report.target.tiles_per_ipu
-
-    def drawn(ipu: int, values: np.ndarray, theme: Theme) -> Drawing:
-        program = report.program_steps(ipu)
-        of = ((0, len(program)), (0, count), program, limit, theme)
-        figure = memory.heat_map(values, *of, scale=scale)
-        return figure.update_layout(title={"text": f"IPU {ipu}", "font": {"size": 13}})
-
-    return Section(
-        "Live bytes over tiles and program steps",
-        "Gaps excluded; resampled by maximum. All IPUs on one scale.",
-        [figure for ipu, values in maps.items() for figure in _themed(partial(drawn, ipu, values))],
-    )
+    ipus = [ipu for ipu in fullest if len(report.program_steps(ipu))]
+    maps = [live_map(report, ipu) for ipu in ipus]
+    scale = (float(min(map(np.min, maps), default=0)), float(max(map(np.max, maps), default=0)))
+    note = "Gaps excluded; resampled by maximum. All IPUs on one scale."
+    each = [partial(Figures.liveness, ipu=ipu, scale=scale) for ipu in ipus]
+    return _figure(report, "Live bytes over tiles and program steps", note, *each)
 
 
 def _path(report: Report) -> Iterator[Section]:
@@ -261,10 +242,6 @@ def _pace(report: Report) -> str:
     if report.meta.get("strategy") == "sharded":
         return "Stages work one after another: their sum sets the pace."
     return "The slowest stage sets the pace."
-
-
-def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> list[dict[str, go.Figure]]:
-    return [{name: as_plotly(draw(one)) for name, one in theme.THEMES.items()}]
 
 
 def _ops(report: Report) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
@@ -16,7 +17,7 @@ from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows, dr
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
-_HEAT_SHAPE = (400, 240)  # steps x tiles: as many as are seen
+_HEAT_SHAPE = (300, 184)  # steps x tiles: as many as are seen
 
 
 def lanes_of(report: Report, run: int = 0, iteration: int = 0) -> Lanes:
@@ -37,6 +38,15 @@ def lanes_of(report: Report, run: int = 0, iteration: int = 0) -> Lanes:
         return drawn.with_steps(StepRows.of(steps, drawn.ipus))
 
     return report.file.once(f"lanes of {run}, {iteration}", made)
+
+
+def live_map(report: Report, ipu: int) -> np.ndarray:
+    """`Report.liveness_map` of an IPU, as large as it is seen."""
+
+    def made() -> np.ndarray:
+        return report.liveness_map(ipu, shape=_HEAT_SHAPE)
+
+    return report.file.once(f"live bytes of IPU {ipu}", made)
 
 
 class Figures:
@@ -129,14 +139,15 @@ class Figures:
         of = kinds[kinds["ipu"].isin(shown)]
         return self._carded(memory.categories(of, self._theme, columns=4))
 
-    def liveness(self, ipu: int = 0) -> go.Figure:
-        """Live bytes over tiles and program steps of an IPU."""
+    def liveness(self, ipu: int = 0, scale: tuple[float, float] | None = None) -> go.Figure:
+        """Live bytes over tiles and program steps; ``scale``: of all IPUs that are compared."""
         report = self._report
         program = report.program_steps(ipu)
         bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
-        values = report.liveness_map(ipu, shape=_HEAT_SHAPE)
-        limit = report.target.bytes_per_tile
-        return self._carded(memory.heat_map(values, *bounds, program, limit, self._theme))
+        of = (*bounds, program, report.target.bytes_per_tile, self._theme)
+        drawn = memory.heat_map(live_map(report, ipu), *of, scale=scale)
+        title = {"text": f"IPU {ipu}", "font": {"size": 13}}
+        return self._carded(drawn.update_layout(title=title))
 
     def _carded(self, figure: go.Figure | Drawing) -> go.Figure:
         """On a card of its own: a page that is not ours may have any colour behind it."""

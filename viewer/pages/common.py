@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report, units
+from ipuscope.viewer.figures import flame
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.theme import Theme
@@ -476,6 +477,19 @@ def figure_card(
     return card(title, *above, graph(id, figure, height), *below, note=note, tools=True)
 
 
+def opens(kind: str, path: Sequence[str], name: str) -> Children:
+    """A button with a part's name, which shows it; a callback takes ``{kind: path}``."""
+    return html.Button(name, id={kind: flame.id_of(tuple(path))}, className="link", n_clicks=0)
+
+
+def trail(kind: str, at: Sequence[str], more: str = "") -> Children:
+    """The parts from all down to the one that is shown, each a way back."""
+    names = ["all", *at]
+    steps = [opens(kind, at[:depth], name) for depth, name in enumerate(names[:-1])]
+    here = [*steps, html.B(names[-1])]
+    return html.P([*separated(here, f" {flame.SEPARATOR} "), more], className="trail")
+
+
 def facts(rows: Sequence[tuple[str, Children]]) -> Children:
     """Names and values in two columns."""
     return html.Dl(
@@ -484,11 +498,11 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
     )
 
 
-def separated(links: Sequence[Children]) -> list[Children]:
+def separated(links: Sequence[Children], between: str = " · ") -> list[Children]:
     """Links in a row, with separators."""
     parts: list[Children] = []
     for link in links:
-        parts += [" · ", link] if parts else [link]
+        parts += [between, link] if parts else [link]
     return parts
 
 

@@ -13,7 +13,7 @@ from ipuscope.profiler.report import DAMAGED
 from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures.drawing import nothing
-from ipuscope.viewer.figures.flame import id_of, path_of
+from ipuscope.viewer.figures.flame import path_of
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import Page, View
@@ -171,14 +171,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _trail(at: Path) -> Any:
     """What the bars are of, and the way back."""
-    steps = ["all", *at]
-    parts: list[Any] = []
-    for depth, name in enumerate(steps):
-        id = {"compared": id_of(at[:depth])}
-        last = depth == len(at)
-        button = html.Button(name, id=id, className="link", n_clicks=0)
-        parts += [" › "] * bool(depth) + [html.B(name) if last else button]
-    return html.P([*parts, f", by {LEVELS[len(at)]}"], className="trail")
+    return common.trail("compared", at, f", by {LEVELS[len(at)]}")
 
 
 def _measures(a: Report, b: Report) -> Any:

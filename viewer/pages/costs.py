@@ -215,7 +215,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, second = _reports(profiles, profile, other, beside)
         wanted = cost_rows.Wanted.of(*what)
         shown = cost_rows.rows_of(profiles, report, second, wanted)
-        trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
+        trail = [] if wanted.order == cost_rows.PROGRAM else [common.trail("part", wanted.at)]
         note = html.P(shown.note, className="note", role="status")
         height = {"width": "100%", "height": f"{tables.height_of(len(shown.rows), _HEIGHT)}px"}
         definitions = tables.definitions(shown.columns, window=timespan.width(where))
@@ -364,26 +364,12 @@ def _parts(seen: Look, at: Path, words: Any) -> Any:
     whole = max(1, seen.shown[len(at)].value)
     rows: list[tuple[Any, ...]] = []
     for node in seen.inside[:_MOST_ROWS]:
-        name = node.path[-1]
-        cells = (words(node.value), units.percent(node.value / whole))
-        rows.append((_button(node.path, name) if node.path in seen.opens else name, *cells))
+        name: Any = node.path[-1]
+        name = common.opens("part", node.path, name) if node.path in seen.opens else name
+        rows.append((name, words(node.value), units.percent(node.value / whole)))
     if len(seen.inside) > _MOST_ROWS:
         rows.append((f"and {len(seen.inside) - _MOST_ROWS:,} smaller",))
     return tables.small(rows)
-
-
-def _trail(at: Path) -> Any:
-    """The path from the root to the current node."""
-    steps: list[Any] = [_button((), "all")] if at else [html.B("all")]
-    for depth in range(1, len(at) + 1):
-        name = at[depth - 1]
-        last = html.B(name) if depth == len(at) else _button(at[:depth], name)
-        steps += [f" {figures.SEPARATOR} ", last]
-    return html.P(steps, className="trail")
-
-
-def _button(path: Path, name: str) -> Any:
-    return html.Button(name, id={"part": figures.id_of(path)}, className="link", n_clicks=0)
 
 
 def operator_details(profiles: Profiles, report: Report, number: int, theme: Theme) -> list[Any]:
