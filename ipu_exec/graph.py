@@ -70,7 +70,8 @@ class OperatorAttributes:
     @property
     def outline(self) -> tuple[tuple[str, str, str], ...]:
         """Attributes that prevent operators from sharing their code."""
-        return tuple(item for item in self.popart if item[0].endswith("__outline"))
+        popart = self.popart  # of most operators empty
+        return popart and tuple(item for item in popart if item[0].endswith("__outline"))
 
 
 @dataclass(slots=True)

@@ -30,20 +30,15 @@ from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import facts, source
-from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
-from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
-from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
-from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
-from ipuscope.viewer.figures import peak as figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
-from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
-from ipuscope.viewer.figures.of_report import Figures
+from ipuscope.viewer.figures import memory, theme, units
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.of_report import Figures, lanes_of
 from ipuscope.viewer.figures.theme import Theme
-from ipuscope.viewer.figures.units import Clock
 
 MAX_IPUS = 8  # heat maps in a report: the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
@@ -127,58 +122,33 @@ def page(report: Report) -> str:
 
 
 def _sections(report: Report) -> list[Section]:
-    clock = Clock(report.target.clock_hz)
-    limit = report.target.bytes_per_tile
     summary = Section("Summary", table=(("", ""), facts.in_words(report)))
     sections = [summary, _insights(report)]
     if len(report.runs):
-        sections += _path(report, clock)
+        sections += _path(report)
     if top := peak(report):
         sections += _from_peak(report, top)
     if len(report.stages):
-        sections.append(
-            Section(
-                "Stages: cycles of a micro-batch",
-                _pace(report),
-                _themed(lambda t: bars.stage_costs(report.stages, clock, t)),
-            )
-        )
+        title = "Stages: cycles of a micro-batch"
+        sections.append(_figure(report, title, _pace(report), Figures.stages))
     if len(report.runs):
-        drawn = _lanes(report)
-        groups = [(one.name, one.members) for one in drawn.arranged]
-        strip = "its steps" if len(drawn.steps) else "empty, since its steps are too many to draw"
-        sections += [
-            Section(
-                "Pipeline",
-                "The first device iteration. Large: what the IPU works on, with micro-batch"
-                f" numbers. Strip: {strip}. Red: the critical path, which alone sets how long this"
-                " takes.",
-                _themed(lambda t: with_streams(pipeline.drawing(drawn, clock, t), report)),
-            ),
-            Section(
-                "Busy and waiting",
-                "The mean of each lane's IPUs, by what their steps do.",
-                _themed(lambda t: bars.busy(groups, *cycles_of_ipus(report), clock, t)),
-            ),
-        ]
+        steps = len(lanes_of(report).steps)
+        strip = "its steps" if steps else "empty, since its steps are too many to draw"
+        note = (
+            "The first device iteration. Large: what the IPU works on, with micro-batch numbers."
+            f" Strip: {strip}. Red: the critical path, which alone sets how long this takes."
+        )
+        sections.append(_figure(report, "Pipeline", note, Figures.pipeline))
+        note = "The mean of each lane's IPUs, by what their steps do."
+        sections.append(_figure(report, "Busy and waiting", note, Figures.busy))
     sections += _rebalance(report)
     tiles = analysis.fullest_tiles(report)
     shown = memory.fullest_ipus(tiles)
     few = f"The {len(shown)} fullest of {len(tiles)} IPUs. " if len(shown) < len(tiles) else ""
-    kinds = report.memory()
-    kinds = kinds[kinds["ipu"].isin(shown)]
-    sections += [
-        Section(
-            "Memory of the fullest tile",
-            f"{few}Most that is live on it at one step. A tile that overflows stops the compile.",
-            _themed(lambda t: memory.headroom(tiles[shown], limit, t, shown)),
-        ),
-        Section(
-            "What the memory is for",
-            f"{few}At each IPU's fullest step.",
-            _themed(lambda t: memory.categories(kinds, t, columns=4)),
-        ),
-    ]
+    note = f"{few}Most that is live on it at one step. A tile that overflows stops the compile."
+    sections.append(_figure(report, "Memory of the fullest tile", note, Figures.tiles))
+    note = f"{few}At each IPU's fullest step."
+    sections.append(_figure(report, "What the memory is for", note, Figures.memory))
     sections += [_heat_maps(report, tiles), _ops(report), *_lines(report)]
     sections += [*_costs(report), *_drawn(report), _options(report)]
     return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
@@ -211,16 +181,11 @@ def _heat_maps(report: Report, tiles: np.ndarray) -> Section:
     )
 
 
-def _path(report: Report, clock: Clock) -> Iterator[Section]:
+def _path(report: Report) -> Iterator[Section]:
     """What an update waits for, and which IPU causes it."""
     path = critical_path(report)
-    table = waterfall(path)
-    turn = analysis.turn(report)
-    yield Section(
-        f"What {turn} waits for",
-        f"{int(path['cycles'].sum()):,} cycles of the critical path, by cause and phase.",
-        _themed(lambda t: bars.waterfall(table, clock, t)),
-    )
+    note = f"{int(path['cycles'].sum()):,} cycles of the critical path, by cause and phase."
+    yield _figure(report, f"What {analysis.turn(report)} waits for", note, Figures.waits)
     rows = [
         (units.percent(row.share), f"{row.cycles:,}", str(row.ipu), row.what)
         for row in units.rows_of(longest_waits(report, path).head(_MOST_WAITS))
@@ -231,11 +196,9 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
 
 def _from_peak(report: Report, top: Peak) -> Iterator[Section]:
     """The waterfall from the peak to MFU, and how far operators are from their ceilings."""
-    words, operators = f"{top.words}.", analysis.operators(report)
-    yield Section("From the peak to MFU", words, _themed(lambda t: figures.from_peak(top, t)))
+    yield _figure(report, "From the peak to MFU", f"{top.words}.", Figures.peak)
     note = "What units, exchange and links of an IPU allow; operators that are alike are one point."
-    figure = _themed(lambda t: figures.roofline(report, operators, t))
-    yield Section("Operators below their ceilings", note, figure)
+    yield _figure(report, "Operators below their ceilings", note, Figures.roofline)
 
 
 def _insights(report: Report) -> Section:
@@ -255,19 +218,6 @@ def _insights(report: Report) -> Section:
         " of the fullest tile; ≤ marks a bound, ~ an estimate."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
-
-
-def _lanes(report: Report) -> Lanes:
-    """The lanes of the first device iteration, with steps if these can be drawn."""
-    tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > FEW
-    path = on_ipus(tasks, chain_through(tasks))
-
-    cycles, none = report.pipeline_cycles(0, 0), Executed.nothing()
-    shards = analysis.shards_of(report)
-    drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
-    if not drawable(report, 0, 0, drawn.ipus):
-        return drawn
-    return drawn.with_steps(StepRows.of(report.trace.executed(0, drawn.ipus, 0), drawn.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:

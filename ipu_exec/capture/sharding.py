@@ -56,12 +56,12 @@ def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) 
     before = [(module, _state(module)) for module in modules.values()]
     try:
         with _ranks(sharding.shards) as mesh:
-            with fake:
+            with fake, torch.no_grad():
                 _fake_weights(modules.values())
                 for name, mine in styles.items():
                     for style in mine:
                         _apply(name, modules[name], style, mesh, sharding)
-            shapes = _with_shares(modules, dict(before), mesh, sharding)
+                shapes = _with_shares(modules, dict(before), mesh, sharding)
             yield Shares(shapes, styles)
     finally:
         for module, state in before:

@@ -111,7 +111,7 @@ def flows(report: Report, direction: str) -> pd.DataFrame:
     tied = (rows["role"] == Role.WEIGHT).to_numpy()
     source = np.where(tied, rows["tensor"].map(first).fillna(-1), source).astype(np.int64)
     rows = rows.assign(source=source, kind=np.where(tied, TIED, TENSOR))
-    rows = rows[(rows["source"] >= 0) & (rows["source"] != rows["target"])]
+    rows = rows[(rows["source"] >= 0) & (rows["source"] < rows["target"])]  # a view makes no input
     module = report.ops["module"]  # views of a weight in its own module tie nothing
     ends = (module.reindex(rows[end]).to_numpy() for end in ("source", "target"))
     rows = rows[(rows["kind"] != TIED).to_numpy() | np.not_equal(*ends)]

@@ -49,9 +49,6 @@ _TYPES: dict[str, tuple[set[type], type]] = {
     "str": ({str}, object),
 }
 
-# For kinds of columns: their type in SQLite, and the separator of the cells joined in a text.
-_PACKED = {"int": ("integer", ","), "vector": ("integer", ","), "str": ("text", "\x1f")}
-
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
     """The profile at ``path``, a file or a directory. ProfileError if there is none."""
@@ -185,10 +182,6 @@ class Reader:
     ) -> dict[str, np.ndarray]:
         """These columns of the first ``most`` rows (-1: of all)."""
         self._check_columns(record)
-        if most > 0:
-            packed = self._packed(record, columns, most)
-            if packed is not None:
-                return packed
         names = ", ".join(column.name for column in columns)
         rows = self._query(
             f"SELECT {names} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?",
@@ -201,48 +194,6 @@ class Reader:
             column.name: self._column(record, column, cells)
             for column, cells in zip(columns, values, strict=True)
         }
-
-    def _packed(
-        self, record: type[Any], columns: Sequence[schema.Column], rows: int
-    ) -> dict[str, np.ndarray] | None:
-        """`_read_columns` with each column as one text that SQLite joins: in a third of the time.
-
-        None if a column contains anything that would not come back unchanged.
-        """
-        inner, outer, fits = [], [], []
-        for column in columns:
-            kind, separator = _PACKED.get(column.kind, ("", ""))
-            if not kind:
-                return None
-            cell = f"ifnull({column.name}, {_NO_VECTOR})" if column.optional else column.name
-            inner.append(f"{cell} AS {column.name}")
-            outer.append(f"group_concat({column.name}, char({ord(separator)}))")
-            fits.append(f"typeof({column.name}) = '{kind}'")
-        try:
-            # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
-            ((fitting, *texts),) = self._query(
-                f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM"
-                f" (SELECT {', '.join(inner)} FROM main.{record.table}"
-                f" ORDER BY {schema.order(record)} LIMIT ?)",
-                [rows],
-            )
-        except ProfileError:
-            return None  # longer than a text may be, or not UTF-8: cell by cell tells which
-        if fitting != rows:
-            return None
-        answers = {}
-        for column, text in zip(columns, texts, strict=True):
-            _, separator = _PACKED[column.kind]
-            values = (
-                np.array(text.split(separator), dtype=object)
-                if column.kind == "str"
-                else np.fromstring(text, dtype=np.int64, sep=separator)
-            )
-            if len(values) != rows:
-                return None
-            self._check_vectors(record, column, values)
-            answers[column.name] = values
-        return answers
 
     def count(self, record: type[Any]) -> int:
         """The number of rows of a table."""

@@ -16,7 +16,7 @@ from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import critical_path
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.viewer.figures import bars, counters, memory, pipeline, rebalance, trace
-from ipuscope.viewer.figures.drawing import Drawing, Selection, marked
+from ipuscope.viewer.figures.drawing import Drawing, Selection, marked, nothing
 from ipuscope.viewer.figures.theme import DARK, LIGHT
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import timespan
@@ -61,7 +61,7 @@ def busy(report: Report, profiles: Profiles) -> Drawing:
 
 
 def empty(report: Report, profiles: Profiles) -> Drawing:
-    return counters.nothing("There are none: none were counted.", LIGHT)
+    return nothing("There are none: none were counted.", LIGHT)
 
 
 def spent(report: Report, profiles: Profiles) -> Drawing:

@@ -15,6 +15,6 @@ from ipuscope.viewer.pages import rebalance
     [("executed", "No other known lever"), ("out of memory", "No known lever makes it fit")],
 )
 def test_no_lever_is_said_by_what_it_would_be_for(state: str, said: str) -> None:
-    none: Any = SimpleNamespace(single=(), together=None)
+    none: Any = SimpleNamespace(every=())
     report: Any = SimpleNamespace(meta={"state": state})
     assert rebalance._levers(report, none).children.startswith(said)

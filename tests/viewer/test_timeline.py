@@ -398,7 +398,7 @@ def test_a_path_in_an_address_leads_back_to_itself() -> None:
 
 def test_a_table_of_an_answer_holds_any_name_and_number() -> None:
     large = (1 << 62) + 1
-    answer = Answer(("a.b", "a.b", "d3.x"), ((large, "<i>", 1.5),), cut=False)
+    answer = Answer(("a.b", "a.b:1", "d3.x"), ((large, "<i>", 1.5),), cut=False)
     _, grid = query._table(answer, LIGHT)
     assert grid.rowData == [{"c0": str(large), "c1": "<i>", "c2": 1.5}]
     assert [column["headerName"] for column in grid.columnDefs] == ["a.b", "a.b:1", "d3.x"]

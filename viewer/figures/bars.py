@@ -15,7 +15,7 @@ from ipuscope.profiler import units
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, beside, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, beside, note, vertical
 from ipuscope.viewer.figures.lanes import FEW, stage_label
 from ipuscope.viewer.figures.lod import marker
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, Theme
@@ -298,17 +298,8 @@ def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.
     for at, (_, ticks) in enumerate(drawn):
         figure.add_vline(x=at, line={"color": theme.muted, "width": 1}, layer="below")
         for height, words in ticks:
-            figure.add_annotation(
-                x=at,
-                y=height,
-                text=html.escape(words),
-                showarrow=False,
-                xanchor="left",
-                xshift=8,
-                bgcolor=theme.card,
-                opacity=0.9,
-                font={"color": theme.text, "size": 12},
-            )
+            look = {"xanchor": "left", "xshift": 8, "bgcolor": theme.card, "opacity": 0.9}
+            figure.add_annotation(note(at, height, html.escape(words), theme.text, 12, **look))
     figure.update_layout(
         theme.layout(
             _HEIGHT,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import counters
 from ipuscope.profiler.analysis.counters import OfSteps
 from ipuscope.viewer.figures import lod
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, note
 from ipuscope.viewer.figures.memory import MIB
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.trace import Trace
@@ -119,19 +118,8 @@ def drawn(
             "domain": [max(0.0, top - _HIGH), top],
             **({"range": [0, 100], "ticksuffix": "%"} if row == 1 else {}),
         }
-        figure.layout["annotations"].append(
-            {
-                "x": 0,
-                "xref": "paper",
-                "y": 1,
-                "yref": f"{y} domain",
-                "text": name,
-                "showarrow": False,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "font": {"size": 11, "color": theme.muted},
-            }
-        )
+        over: Any = {"xref": "paper", "xanchor": "left", "yref": f"{y} domain", "yanchor": "bottom"}
+        figure.layout["annotations"].append(note(0, 1, name, theme.muted, **over))
     return figure
 
 
@@ -227,16 +215,6 @@ def links(
         yaxis={**NAMES_DOWN, "fixedrange": True, "tickfont": {"size": 11}, "dtick": 1},
     )
     return Drawing([heat], layout)
-
-
-def nothing(words: str, theme: Theme) -> Drawing:
-    """In place of the counters, why there are none."""
-    hidden = {"visible": False}
-    words = "<br>".join(wrap(words, 44))  # which a narrow window has room for
-    note = {"text": words, "font": {"color": theme.muted}, "showarrow": False, "x": 0, "y": 0.5}
-    margin = {"l": 8, "r": 8, "t": 8, "b": 8}
-    layout = theme.frame(80, margin=margin, xaxis=hidden, yaxis=hidden)
-    return Drawing([], {**layout, "annotations": [{**note, "xref": "paper", "yref": "paper"}]})
 
 
 _MOST_EVENTS = 20_000  # events drawn, the longest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,16 +64,31 @@ def vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
     return {"type": "line", "yref": "paper", **ends, "line": line}
 
 
-def above(x: float, words: str, colour: str, **more: str) -> dict[str, Any]:
+def note(x: float, y: Any, words: str, colour: str, size: int = 11, **more: Any) -> dict[str, Any]:
+    """An annotation: words at a place, without an arrow."""
+    font = {"size": size, "color": colour}
+    return {"x": x, "y": y, "text": words, "showarrow": False, "font": font, **more}
+
+
+def above(x: float, words: str, colour: str, **more: Any) -> dict[str, Any]:
     """An annotation over a figure, at such a line."""
-    where = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", **more}
-    return {**where, "text": words, "showarrow": False, "font": {"size": 11, "color": colour}}
+    return note(x, 1, words, colour, yref="paper", yanchor="bottom", **more)
 
 
 def beside(y: str, words: str, colour: str) -> dict[str, Any]:
     """An annotation to the right of a figure, at a row."""
-    where = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "y": y}
-    return {**where, "text": words, "showarrow": False, "font": {"size": 11, "color": colour}}
+    return note(1, y, words, colour, xref="paper", xanchor="left", xshift=8)
+
+
+def nothing(words: str, theme: Theme) -> Drawing:
+    """An empty figure that says why it is empty."""
+    hidden = {"visible": False}
+    words = "<br>".join(wrap(words, 44))  # which a narrow window has room for
+    margin = {"l": 8, "r": 8, "t": 8, "b": 8}
+    said = note(0, 0.5, words, theme.muted, 12, xref="paper", yref="paper")
+    return Drawing(
+        [], theme.frame(80, margin=margin, xaxis=hidden, yaxis=hidden, annotations=[said])
+    )
 
 
 def _update(present: dict[str, Any], more: dict[str, Any]) -> None:
@@ -124,19 +140,9 @@ def marked(
     for at, mark in enumerate(marks[:MOST_MARKS]):
         x = mark * clock.scale
         shapes.append(vertical(x, {"color": theme.text, "width": 1.5, "dash": "dash"}))
-        notes.append(
-            {
-                "x": x,
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "top",
-                "text": f"<b>{chr(ord('A') + at)}</b>",
-                "showarrow": False,
-                "bgcolor": theme.text,
-                "font": {"color": theme.card, "size": 11},
-                "borderpad": 2,
-            }
-        )
+        letter = f"<b>{chr(ord('A') + at)}</b>"
+        look: Any = {"bgcolor": theme.text, "borderpad": 2}
+        notes.append(note(x, 1, letter, theme.card, yref="paper", yanchor="top", **look))
     if selection is not None:
         rows = selection.rows
         shapes.append(

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, legend_above, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, legend_above, note, vertical
 from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from ipuscope.viewer.figures.units import as_array, plain
@@ -460,15 +460,8 @@ def lifetimes(
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     if not len(labels):
-        figure.add_annotation(
-            text="All that is live here is always live.",
-            showarrow=False,
-            font={"color": theme.muted},
-            x=0.5,
-            y=0.5,
-            xref="paper",
-            yref="paper",
-        )
+        words = "All that is live here is always live."
+        figure.add_annotation(note(0.5, 0.5, words, theme.muted, 12, xref="paper", yref="paper"))
     figure.add_vline(x=step + 0.5, line={"color": theme.text, "width": 1, "dash": "dot"})
     figure.update_layout(
         theme.layout(

@@ -6,6 +6,7 @@ notebooks and the HTML report.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
 from ipuscope.profiler.confidence import span
 from ipuscope.viewer.figures import flame, units
-from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.drawing import Drawing, note
 from ipuscope.viewer.figures.theme import Theme, text_on
 
 HIGHEST = 420  # pixels of the viewer's canvas
@@ -86,44 +87,69 @@ def static(
     turn = np.array([(rank[:at] == rank[at]).sum() for at in range(len(nodes))])
     width = np.minimum(0.9 / beside, 0.4)[rank]
     x = (turn + 0.5) / beside[rank]
-    shapes, notes = [], []
+    shapes, notes, before = [], [], Counter[Any]()
     for a, b, one in edges:
         colour, thick = (theme.accent, 4) if one["classes"] == "copy" else (theme.muted, 1)
         line = {"color": colour, "width": thick, "dash": _DASHES.get(one["classes"], "solid")}
-        side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1  # past other rows
         (x0, y0), (x1, y1) = (x[a], rank[a] + 0.2), (x[b], rank[b] - 0.2)
-        bend = 0.4 * side
+        side = 0 if rank[b] == rank[a] + 1 else 1 if rank[b] > rank[a] else -1
+        side = -abs(side) if one["classes"] == "tied" else side  # beside tensors that go on
+        halfway = _around(a, b, side, rank, x, width, before)
+        bend = (halfway - (x0 + x1) / 2) / 0.75
         way = f"M {x0},{y0} C {x0 + bend},{y0 + 0.3} {x1 + bend},{y1 - 0.3} {x1},{y1}"
         shapes.append({"type": "path", "path": way, "line": line, "layer": "below"})
         label = units.plain(one["data"]["label"]).replace("\n", "<br>")
-        where = {"x": (x0 + x1) / 2 + 0.75 * bend, "y": (y0 + y1) / 2}
-        font = {"size": 10, "color": theme.muted}
-        notes.append({**where, "text": label, "font": font, "bgcolor": theme.card})
+        middle = (x0 + x1) / 2 + 0.75 * bend, (y0 + y1) / 2  # of the curve
+        notes += [note(*middle, label, theme.muted, 10, bgcolor=theme.card)] if label else []
     for at, one in enumerate(nodes):
         ends = {"x0": x[at] - width[at] / 2, "x1": x[at] + width[at] / 2}
         ends |= {"y0": rank[at] - 0.2, "y1": rank[at] + 0.2}
         shapes.append({"type": "rect", **ends, "fillcolor": one["colour"], "line": {"width": 0}})
         text = units.plain(units.shortened(one["label"].replace("\n", " · "), int(150 * width[at])))
-        font = {"size": 11, "color": one["text"]}
-        notes.append({"x": x[at], "y": int(rank[at]), "text": text, "font": font})
+        notes.append(note(x[at], int(rank[at]), text, one["text"]))
     if more := len(graph.nodes) - len(nodes):
-        notes.append({"x": 0.5, "y": rank.max() + 0.4, "text": f"and {units.count(more, 'node')}"})
+        words = f"and {units.count(more, 'node')}"
+        notes.append(note(0.5, rank.max() + 0.4, words, theme.muted))
     hidden = {"visible": False, "fixedrange": True}
     rows = len(beside)
-    below = {"xref": "paper", "yref": "paper", "yanchor": "top", "font": {"color": theme.muted}}
-    notes.append({**below, "x": 0.5, "y": 0, "text": words.rpartition(". ")[2]})
+    legend = units.plain(words.rpartition(". ")[2]).replace(", from", ",<br>from")
+    below: Any = {"xref": "paper", "yref": "paper", "yanchor": "top"}
+    notes.append(note(0.5, 0, legend, theme.muted, **below))
     layout = theme.frame(
-        _PITCH * rows + 36,
-        margin={"l": 8, "r": 8, "t": 8, "b": 28},
+        _PITCH * rows + 52,
+        margin={"l": 8, "r": 8, "t": 8, "b": 44},
         xaxis={**hidden, "range": [0, 1]},
         yaxis={**hidden, "range": [rows - 0.5, -0.5]},
         shapes=shapes,
-        annotations=[{**one, "showarrow": False} for one in notes if one["text"]],
+        annotations=notes,
     )
     hover = units.as_array([units.plain(one["label"]).replace("\n", "<br>") for one in nodes])
     points = {"type": "scatter", "mode": "markers", "x": x, "y": rank, "marker": {"opacity": 0}}
     points |= {"customdata": hover, "hovertemplate": "%{customdata}<extra></extra>"}
     return Drawing([points], layout)
+
+
+def _around(
+    a: int,
+    b: int,
+    side: int,
+    rank: np.ndarray,
+    x: np.ndarray,
+    width: np.ndarray,
+    before: Counter[Any],
+) -> float:
+    """Where an edge of `static` passes halfway: beside the rows between its ends, and others.
+
+    ``side``: -1 left, 1 right of these rows; 0 has none between.
+    """
+    key = side or (a, b)
+    turn, before[key] = before[key] % 3, before[key] + 1
+    if not side:
+        return float((x[a] + x[b]) / 2 + 0.15 * turn)
+    low, high = sorted((rank[a], rank[b]))
+    passed = np.flatnonzero((rank > low) & (rank < high)) if high > low + 1 else np.array([a, b])
+    edge = (side * x[passed] + width[passed] / 2).max()
+    return float(np.clip(side * (edge + 0.1 + 0.13 * turn), 0.05, 0.94))
 
 
 def elements(
@@ -245,13 +271,14 @@ def _legend(nodes: Sequence[Node], colour: str) -> str:
     if not values.any():
         return f"No colour: {_WHAT[colour]} is not in this profile."
     one = nodes[int(values.argmax())]
+    name = units.shortened(one.path[-1], 18)
     most = {
         "cycles": f"{units.cycles(round(values.max()))} cycles",
         "bytes": units.size(round(values.max())),
         "waiting": f"{values.max():.0%} of the run",
         "uncertainty": _off(one),
     }
-    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {one.path[-1]})."
+    return f"Colour: {_WHAT[colour]}, from none (dark) to {most[colour]} (bright, {name})."
 
 
 def _off(one: Node) -> str:

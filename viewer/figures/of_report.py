@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
 from ipuscope.viewer.figures import model_graph as graphs
 from ipuscope.viewer.figures import peak as peak_figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly
-from ipuscope.viewer.figures.lanes import Lanes, lanes
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
+from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows, drawable, lanes
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
 _HEAT_SHAPE = (400, 240)  # steps x tiles: as many as are seen
+
+
+def lanes_of(report: Report, run: int = 0, iteration: int = 0) -> Lanes:
+    """The lanes of a device iteration and the critical path; of many IPUs equal lanes are one.
+
+    With steps, if these can be drawn.
+    """
+
+    def made() -> Lanes:
+        tasks, fold = report.tasks(run, iteration=iteration), report.target.num_ipus > FEW
+        path = CriticalPath(*critical_path.path_on_ipus(report, run, iteration))
+        cycles, shards = report.pipeline_cycles(run, iteration), analysis.shards_of(report)
+        none = Executed.nothing()
+        drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
+        if not drawable(report, run, iteration, drawn.ipus):
+            return drawn
+        steps = report.trace.executed(run, drawn.ipus, iteration)
+        return drawn.with_steps(StepRows.of(steps, drawn.ipus))
+
+    return report.file.once(f"lanes of {run}, {iteration}", made)
 
 
 class Figures:
@@ -29,14 +49,14 @@ class Figures:
 
     def pipeline(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What each IPU works on, from ramp-up to ramp-down, and the critical path."""
-        lanes = self._lanes(run, iteration)
-        return self._carded(pipeline.drawing(lanes, self._clock, self._theme))
+        drawn = pipeline.drawing(lanes_of(self._report, run, iteration), self._clock, self._theme)
+        return self._carded(with_streams(drawn, self._report))
 
     def busy(self) -> go.Figure:
         """Where each IPU's cycles go, in the first device iteration."""
-        kinds, cycles = cycles_of_ipus(self._report)
-        each = [(f"IPU {ipu}", np.array([ipu])) for ipu in range(len(cycles))]
-        return self._carded(bars.busy(each, kinds, cycles, self._clock, self._theme))
+        groups = [(one.name, one.members) for one in lanes_of(self._report).arranged]
+        of = cycles_of_ipus(self._report)
+        return self._carded(bars.busy(groups, *of, self._clock, self._theme))
 
     def stages(self) -> go.Figure:
         """Cycles of a micro-batch on each stage."""
@@ -56,7 +76,8 @@ class Figures:
 
     def roofline(self) -> go.Figure:
         """Operators by FLOPs per byte received and per cycle, and what the machine allows."""
-        operators = analysis.operators(self._report)
+        report = self._report
+        operators = report.file.once("operators", lambda: analysis.operators(report))
         return self._carded(peak_figures.roofline(self._report, operators, self._theme))
 
     def costs(self, by: str = "module", of: str = "cycles") -> go.Figure:
@@ -92,14 +113,16 @@ class Figures:
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""
-        limit = self._report.target.bytes_per_tile
-        return self._carded(
-            memory.headroom(analysis.fullest_tiles(self._report), limit, self._theme)
-        )
+        limit, fullest = self._report.target.bytes_per_tile, analysis.fullest_tiles(self._report)
+        shown = memory.fullest_ipus(fullest)
+        return self._carded(memory.headroom(fullest[shown], limit, self._theme, shown))
 
     def memory(self) -> go.Figure:
         """What the memory of each IPU is used for."""
-        return self._carded(memory.categories(self._report.memory(), self._theme))
+        kinds = self._report.memory()
+        shown = memory.fullest_ipus(analysis.fullest_tiles(self._report))
+        of = kinds[kinds["ipu"].isin(shown)]
+        return self._carded(memory.categories(of, self._theme, columns=4))
 
     def liveness(self, ipu: int = 0) -> go.Figure:
         """Live bytes over tiles and program steps of an IPU."""
@@ -113,12 +136,3 @@ class Figures:
     def _carded(self, figure: go.Figure | Drawing) -> go.Figure:
         """On a card of its own: a page that is not ours may have any colour behind it."""
         return as_plotly(figure).update_layout(paper_bgcolor=self._theme.card)
-
-    def _lanes(self, run: int, iteration: int) -> Lanes:
-        report = self._report
-        return lanes(
-            report.tasks(run, iteration=iteration),
-            report.trace.executed(run, iteration=iteration),
-            report.pipeline_cycles(run, iteration),
-            report.stages,
-        )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.enums import PipelinePhase
-from ipuscope.viewer.figures.drawing import Drawing, legend_above, vertical
+from ipuscope.viewer.figures.drawing import Drawing, legend_above, note, vertical
 from ipuscope.viewer.figures.lanes import BESIDE, STRIP, TASK, CriticalPath, Lanes, codes
 from ipuscope.viewer.figures.lod import (
     DRAWN,
@@ -45,6 +45,7 @@ _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
 _BOLD = 9  # pixels of a letter of a phase's name, and room between names
 _MOST_SHADES = 4  # shapes; phased execution has a hundred
+_TOP: dict[str, Any] = {"yref": "paper", "yanchor": "middle"}
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
 
@@ -292,7 +293,7 @@ def _phases(
         label = f"<b>{phase}</b> {clock.short(end - start)}"
         label = label if room > _BOLD * (len(label) - 7) else f"<b>{phase}</b>"
         if room > _BOLD * (len(label) - 7):
-            notes.append(_note((left + right) / 2, 1.0, label, theme.text, 22, 12))
+            notes.append(note((left + right) / 2, 1, label, theme.text, 12, yshift=22, **_TOP))
     shapes = _rectangles(shades, theme.shade)
     shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
     thin = {"color": theme.line, "width": 1}
@@ -300,11 +301,8 @@ def _phases(
         for row in rows_of(shown):
             left, right = max(row.start, low) - lanes.origin, min(row.end, high) - lanes.origin
             if (right - left) / cycles_a_pixel >= _DIGIT * len(str(row.position)) + 4:
-                notes.append(
-                    _note(
-                        (left + right) / 2 * clock.scale, 1.0, str(row.position), theme.muted, 6, 11
-                    )
-                )
+                middle, number = (left + right) / 2 * clock.scale, str(row.position)
+                notes.append(note(middle, 1, number, theme.muted, yshift=6, **_TOP))
             rule = vertical((row.start - lanes.origin) * clock.scale, thin)
             shapes.append({**rule, "layer": "below"})
     figure.update_layout(shapes=shapes, annotations=notes)
@@ -320,19 +318,6 @@ def _rectangles(spans: Sequence[tuple[float, float]], colour: str) -> list[dict[
         ]
     path = " ".join(f"M{left},0V1H{right}V0Z" for left, right in spans)
     return [{"type": "path", "path": path, **style}]
-
-
-def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) -> dict[str, Any]:
-    return {
-        "x": x,
-        "y": y,
-        "yref": "paper",
-        "yanchor": "middle",
-        "yshift": shift,
-        "text": words,
-        "showarrow": False,
-        "font": {"color": colour, "size": size},
-    }
 
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[dict[str, Any]]:

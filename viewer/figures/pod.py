@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from ipuscope.viewer.figures.drawing import above
 from ipuscope.viewer.figures.memory import colours_to
 from ipuscope.viewer.figures.theme import Theme, between, text_on
 from ipuscope.viewer.figures.units import as_array, percent, rows_of, shortened, size
@@ -165,16 +166,7 @@ def _machines(
 def _racks(figure: go.Figure, racks: int, width: float, left: float, theme: Theme) -> None:
     figure.update_layout(
         annotations=[
-            {
-                "x": rack * width + left,
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "bottom",
-                "xanchor": "left",
-                "text": f"<b>rack {rack}</b>",
-                "showarrow": False,
-                "font": {"color": theme.text, "size": 13},
-            }
+            above(rack * width + left, f"<b>rack {rack}</b>", theme.text, size=13, xanchor="left")
             for rack in range(racks)
         ]
     )

@@ -476,14 +476,6 @@ def figure_card(
     return card(title, *above, graph(id, figure, height), *below, note=note, tools=True)
 
 
-def nothing(theme: Theme, words: str) -> go.Figure:
-    """An empty figure that says why it is empty."""
-    hidden_axis = {"visible": False}
-    figure = go.Figure(layout=theme.layout(120, xaxis=hidden_axis, yaxis=hidden_axis))
-    figure.add_annotation(text=words, showarrow=False, font={"color": theme.muted})
-    return figure
-
-
 def facts(rows: Sequence[tuple[str, Children]]) -> Children:
     """Names and values in two columns."""
     return html.Dl(

@@ -12,6 +12,7 @@ from ipuscope.profiler.analysis.hierarchy import Path
 from ipuscope.profiler.report import DAMAGED
 from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
+from ipuscope.viewer.figures.drawing import nothing
 from ipuscope.viewer.figures.flame import id_of, path_of
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables
@@ -121,11 +122,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         here = path_of(str(at or ""))[:2]
         frame = analysis.compare_paths(a, b, here)
         if not len(frame) and not here:
-            return common.nothing(theme, "One of them holds no schedule."), []
+            return nothing("One of them holds no schedule.", theme), []
         if not len(frame):
             words = refused.refused("part", at, "neither path has it", "Go back to all.")
             parts = [_trail(here), common.message(words, "warning")]
-            return common.nothing(theme, "There is nothing to compare."), parts
+            return nothing("There is nothing to compare.", theme), parts
         ends = (float(frame["cycles_a"].sum()), float(frame["cycles_b"].sum()))
         return bars.between(frame, ends, clock, theme), _trail(here)
 
@@ -147,7 +148,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)
         own = scale == _SCALES[1][0]
         return [
-            common.nothing(theme, "it holds no schedule")
+            nothing("it holds no schedule", theme)
             if lane is None
             else pipeline_figures.drawing(
                 lane, c, theme, (0.0, max(1.0, lane.end if own else end * c.hz)), pixels(where)

@@ -22,7 +22,7 @@ from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
-from ipuscope.viewer.figures.drawing import Drawing, marked, with_streams
+from ipuscope.viewer.figures.drawing import Drawing, marked, nothing, with_streams
 from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
 from ipuscope.viewer.figures.theme import WAITING, Theme
 from ipuscope.viewer.figures.trace import Trace
@@ -238,7 +238,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
 def _counters(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the counters and links below the lanes."""
 
-    def below(id: str, draw: Callable[..., Drawing | None], nothing: str) -> None:
+    def below(id: str, draw: Callable[..., Drawing | None], none: str) -> None:
         """A figure of the same time; ``draw`` gets what is asked, where and for which window."""
 
         @app.callback(
@@ -255,7 +255,7 @@ def _counters(app: Dash, profiles: Profiles) -> None:
             left = max(figures.left_margin(it.rows), it.left(profiles, where))
             figure = draw(it, window, theme, left)
             if figure is None:
-                return counter_figures.nothing(nothing, theme)
+                return nothing(none, theme)
             marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
             timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
             return figure

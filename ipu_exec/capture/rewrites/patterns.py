@@ -215,10 +215,9 @@ def _replace(
     remaining += added
     remaining.sort(key=lambda op: (right_behind.get(op.id, op.id), op.id in right_behind))
     number = {op.id: index for index, op in enumerate(remaining)}
-    graph.ops = [
-        replace(op, id=index, forward_op=number.get(op.forward_op, -1))
-        for index, op in enumerate(remaining)
-    ]
+    for index, op in enumerate(remaining):
+        op.id, op.forward_op = index, number.get(op.forward_op, -1)
+    graph.ops = remaining
     values = {v for op in graph.ops for v in op.outputs if v is not None}
     for value in graph.values.values():
         value.producer = number.get(value.producer, -1) if value.id in values else -1

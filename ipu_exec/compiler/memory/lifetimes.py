@@ -32,11 +32,12 @@ class Lifetimes:
     ) -> None:
         """``weights``: their storages."""
         self.placement, self.tree, self.weights = placement, tree, weights
-        # of each storage: number and first position of the bodies that touch it
-        self.touching: dict[int, list[tuple[int, Body, int]]] = {}
+        # of each storage: the bodies that touch it, with their number, and at which positions
+        self.touching: dict[int, list[tuple[int, Body, Span]]] = {}
         for number, (body, at) in enumerate(bodies):
-            for storage in body.touched:
-                self.touching.setdefault(storage, []).append((number, body, at))
+            for storage, (first, last) in body.touched.items():
+                span = (at + first, at + last)
+                self.touching.setdefault(storage, []).append((number, body, span))
 
     def of(self, storage: int, stage: int) -> list[Span]:
         """The intervals during which a stage holds the tensor.
@@ -62,18 +63,18 @@ class Lifetimes:
             intervals[index] = (intervals[index][0], max(intervals[index][1], copied[1]))
         return intervals
 
+    def _touches(self, storage: int, stage: int) -> list[tuple[int, Body, Span]]:
+        return [one for one in self.touching.get(storage, ()) if one[1].stage in (stage, -1)]
+
     def _spans(self, storage: int, stage: int) -> tuple[dict[int, Span], Span | None]:
         """The positions at which each task's bodies touch it, and those of copies between IPUs."""
         spans: dict[int, Span] = {}
         copied: Span | None = None
-        for _, body, at in self.touching.get(storage, ()):
-            if body.stage not in (stage, -1):
-                continue
-            first, last = body.touched[storage]
+        for _, body, span in self._touches(storage, stage):
             if body.task == schedule_types.COPY:
-                copied = (at + first, at + last)
+                copied = span
             else:
-                spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
+                spans[body.task] = _union(spans.get(body.task), span)
         return spans, copied
 
     def _intervals(self, storage: int, stage: int, spans: dict[int, Span]) -> list[Span]:
@@ -102,19 +103,17 @@ class Lifetimes:
         in_pipelines = self.placement.phases and self.placement.pipelined
         stays = in_pipelines and stage in self.tree.turning and storage in self.weights
         spans: dict[int | str, Span] = {}
-        for number, body, at in self.touching.get(storage, ()):
-            if body.stage in (stage, -1):
-                first, last = body.touched[storage]
-                part = _PART.get(body.task, Direction.BACKWARD)
-                turns = body.stage in self.tree.turning and body.task in (
-                    schedule_types.FORWARD,
-                    schedule_types.BACKWARD,
-                )
-                phased = self.placement.phases and self.tree.moving[storage]
-                key: int | str = ("turn" if turns else number) if phased else part
-                if in_pipelines:
-                    key = "turn" if stays and part != Direction.UPDATE else part
-                spans[key] = _union(spans.get(key), (at + first, at + last))
+        for number, body, span in self._touches(storage, stage):
+            part = _PART.get(body.task, Direction.BACKWARD)
+            turns = body.stage in self.tree.turning and body.task in (
+                schedule_types.FORWARD,
+                schedule_types.BACKWARD,
+            )
+            phased = self.placement.phases and self.tree.moving[storage]
+            key: int | str = ("turn" if turns else number) if phased else part
+            if in_pipelines:
+                key = "turn" if stays and part != Direction.UPDATE else part
+            spans[key] = _union(spans.get(key), span)
         return list(spans.values())
 
 

@@ -124,6 +124,7 @@ class _Maker:
         self.lifetimes = Lifetimes(placement, tree, self.bodies, tensors.weights)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
+        self.totals: dict[int, tuple[np.ndarray, int]] = {}  # by id: bytes on tiles, and their sum
         self.makers, self.first_uses = tensors.makers, tensors.first_uses
         self.shapes = tensors.shapes
 
@@ -145,7 +146,9 @@ class _Maker:
 
         ``interval`` is its first and last position, inclusive; None means always live.
         """
-        total = int(tile_bytes.sum())
+        if id(tile_bytes) not in self.totals:
+            self.totals[id(tile_bytes)] = tile_bytes, int(tile_bytes.sum())
+        total = self.totals[id(tile_bytes)][1]
         if total == 0:
             return None
         start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
