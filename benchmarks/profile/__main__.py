@@ -49,7 +49,7 @@ CASES = (
     Case("mnist", 4, 10, iterations=3),
     Case("bert-base", 4, 16),
     Case("bert-large", 4, 64),
-    Case("bert-large", 64, 128, layers=64, replicas=4, dense=False),
+    Case("bert-large", 64, 96, layers=64, replicas=4, dense=False),
 )
 
 

@@ -58,7 +58,7 @@ def _plan(ipus: int, program: Program, arguments: Sequence[str], file: Path, alo
     keep = "alone" if alone else "instances"
     environment = {**os.environ, "PYTHONPATH": here, KEEP_VARIABLE: keep, EVERY_VARIABLE: "1"}
     with (
-        waiting(f"ipu-run: the quickest mapping onto {ipus} IPUs") as say,
+        waiting(f"ipu-run: the quickest mapping onto {count(ipus, 'IPU')}") as say,
         subprocess.Popen(
             [*command, *program.words, *arguments],
             env=environment,
