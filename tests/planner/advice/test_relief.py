@@ -128,3 +128,29 @@ def test_a_compile_frees_what_was_said(
     if moved:
         assert one.where == "/rebalance?starts=0,3"
         assert one.command.endswith("--assign 3-2")
+
+
+def test_a_module_that_no_ipu_holds_is_named_and_no_number_of_ipus_is(tmp_path: Path) -> None:
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4096, 4096) for _ in range(2))
+            self.head = torch.nn.Linear(4096, 1 << 16, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.head(x).square().mean()
+
+    with ipu_exec.no_weights():
+        model = Wide()
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(4)
+    optimizer = ipu_exec.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ipu_exec.OutOfMemoryError) as refused:
+        ipu_exec.trainingModel(model, options, optimizer).compile(torch.zeros(4, 4096))
+    said = str(refused.value)
+    assert "The largest of the model, each by itself: head " in said
+    assert "layers.0 (of 2) " in said or "layers.1 (of 2) " in said
+    assert "More IPUs alone do not help: head by itself needs " in said
+    assert "--num-ipus" not in said
