@@ -23,6 +23,7 @@ from ipuscope.profiler.analysis.peak import (
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import looked_up
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,23 +84,24 @@ def executed_ops(report: Report) -> pd.DataFrame:
 
 
 def _executed_ops(report: Report) -> pd.DataFrame:
-    of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
+    ops, steps = report.ops[[]], report.sequence
     if not len(report.runs):
         return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)
     spent = report.trace.spent(0, range(report.target.ipus_per_replica), 0)
-    ran = spent.step >= 0
-    about = of_step[["op", "purpose", "direction", "times"]].reindex(spent.step[ran])
-    own = (about["op"] >= 0) & (about["purpose"] == Purpose.OPERATOR)
-    again = about["direction"] == Direction.RECOMPUTE
-    rows = about.assign(cycles=spent.cycles[ran], count=spent.count[ran] // about["times"])
-    first, second = rows[own & ~again].groupby("op"), rows[own & again].groupby("op")
-    columns = {
-        "executions": first["count"].max(),  # of its steps: each body that has one has all
-        "total_cycles": first["cycles"].sum(),
-        "recompute_cycles": second["cycles"].sum(),
-    }
-    of_ops = {name: of.reindex(ops.index).fillna(0) for name, of in columns.items()}
-    return ops.assign(**of_ops).astype(np.int64)
+    ids = steps.steps_in_order("step")
+    place = looked_up(spent.step, ids, np.arange(len(ids)), -1)
+    ran = place >= 0  # the others are waiting
+    at, cycles = place[ran], spent.cycles[ran]
+    row = report.file.rows_of(records.Op, steps.steps_in_order("op"))[at]
+    own = (row >= 0) & steps.steps_with("purpose", Purpose.OPERATOR)[at]
+    again = steps.steps_with("direction", Direction.RECOMPUTE)[at]
+    count = spent.count[ran] // steps.steps_in_order("times")[at]
+    executions, first, second = np.zeros((3, len(ops)), dtype=np.int64)
+    # of its steps: each body that has one has all
+    np.maximum.at(executions, row[own & ~again], count[own & ~again])
+    np.add.at(first, row[own & ~again], cycles[own & ~again])
+    np.add.at(second, row[own & again], cycles[own & again])
+    return ops.assign(executions=executions, total_cycles=first, recompute_cycles=second)
 
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
