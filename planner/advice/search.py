@@ -37,6 +37,7 @@ from ipuscope.profiler.timeline import closed_forms
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
+NO_GAIN = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
 _FEW_STAGES = 16  # with more, no other split is searched
 _ROUNDS = 3  # settings for a split, then a split for the settings
 

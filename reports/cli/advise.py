@@ -115,7 +115,7 @@ def _writable(folder: Path | None) -> None:
 def _page(report: Report, args: argparse.Namespace) -> Page:
     common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
-    from ipuscope.planner.advice.search import LEAST_GAIN
+    from ipuscope.planner.advice.search import NO_GAIN
     from ipuscope.reports.tables import Page, say
 
     try:
@@ -130,8 +130,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         now = f"{now} {_way_to_fit(report, args, basis)}"
     more = [*_with_everything(basis, advised, allowed), *_tune(report)]
     if not advices:
-        words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
-        return Page(str(report.path), (_table(advices), say(now), say(words), *more))
+        return Page(str(report.path), (_table(advices), say(now), say(NO_GAIN), *more))
     if args.check is None:
         lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))

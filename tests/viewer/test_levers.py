@@ -12,7 +12,7 @@ from ipuscope.viewer.pages import rebalance
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [("executed", "No other known lever"), ("out of memory", "No known lever makes it fit")],
+    [("executed", "No lever gains 0.5%"), ("out of memory", "By the costs of this profile no")],
 )
 def test_no_lever_is_said_by_what_it_would_be_for(state: str, said: str) -> None:
     none: Any = SimpleNamespace(every=())

@@ -10,6 +10,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
+from ipuscope.planner.advice.search import NO_GAIN
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import (
@@ -288,9 +289,11 @@ def _levers(report: Report, advised: Advised) -> Any:
     """The advisor's proposals besides the split, and how to check them."""
     every = advised.every
     if not every and report.meta["state"] == OUT_OF_MEMORY:
-        return common.message("No known lever makes it fit. What frees most is above.")
+        return common.message(
+            "By the costs of this profile no lever makes it fit. What frees most is above."
+        )
     if not every:
-        return common.message("No other known lever gains anything.")
+        return common.message(NO_GAIN)
     rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
     command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")
