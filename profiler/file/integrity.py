@@ -29,6 +29,8 @@ Check = Callable[[Columns], str]
 
 MOST_SAMPLES = 1 << 24  # of a micro-batch
 
+_OF_A_BAR = ("likely", "low", "high", "unmeasured", "models", "share", "rows", "estimates")
+_LEAST_FACTOR = 1e-6  # of the predicted speed or bytes
 _TEXTS = ("writer", "created", "kind", "model", "state", "strategy", "checksum")
 
 
@@ -131,7 +133,36 @@ def of_header(meta: dict[str, Any]) -> str:
     samples = meta.get("micro_batch", 0)
     if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
         return f"the header's micro_batch is {samples!r}, which is not a number of samples"
+    return _of_bars(meta)
+
+
+def _of_bars(meta: dict[str, Any]) -> str:
+    """What is wrong with the header's error bars (`ipuscope.profiler.confidence`)."""
+    nbytes, cycles = meta.get("byte_error"), meta.get("cycle_error")
+    if nbytes and not _is_bar(nbytes, "low", "high"):
+        return "the header's byte_error is not two factors, low and high"
+    if not isinstance(cycles, dict):
+        return ""
+    if not _is_bar(cycles, "likely", "unmeasured"):
+        return "the header's cycle_error is not made of numbers"
+    classes, operators = cycles.get("classes", []), cycles.get("operators", [])
+    if not isinstance(classes, list) or not all(_is_bar(one) for one in classes):
+        return "the header's cycle_error has classes that are not error bars"
+    if not isinstance(operators, list) or not all(type(one) is int for one in operators):
+        return "the header's cycle_error has operators that are not positions of classes"
     return ""
+
+
+def _is_bar(entry: Any, *needed: str) -> bool:
+    """Whether an entry has these numbers, and a number wherever a bar has one."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("class", ""), str):
+        return False
+    numbers = {name: entry[name] for name in _OF_A_BAR if name in entry}
+    return (
+        set(needed) <= numbers.keys()
+        and all(type(one) in (int, float) and 0 <= one <= MOST_SAMPLES for one in numbers.values())
+        and all(numbers.get(name, 1) >= _LEAST_FACTOR for name in ("low", "high"))
+    )
 
 
 def of_vector(vector: np.ndarray) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline.executed_steps import Executed, Named, Names, Spent, spent
 from ipuscope.profiler.timeline.merged_bodies import Merged, merged
-
-if TYPE_CHECKING:
-    pass
 
 Ipus = Sequence[int] | np.ndarray
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB

@@ -53,11 +53,11 @@ def first_steps(here: str = ".") -> str:
     )
 
 
-def add_profiles(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
-    """One or more PROFILE arguments; with ``*`` the command itself checks that there is one."""
+def add_profiles(parser: argparse.ArgumentParser) -> None:
+    """One or more PROFILE arguments."""
     parser.add_argument(
         "profiles",
-        nargs=nargs,
+        nargs="+",
         metavar="PROFILE",
         help="profile.pop, a directory, or a pattern",
     )

@@ -13,8 +13,8 @@ import ipu_exec as poptorch
 from ipu_exec.compiler.rows.profile_header import cycle_error
 from ipu_exec.lowering.measured import Bar, bar, bars, shares, together
 from ipu_exec.session.compilation import compile_step
+from ipuscope.profiler import ProfileError, open_report
 from ipuscope.profiler import confidence as said
-from ipuscope.profiler import open_report
 from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
@@ -88,6 +88,26 @@ def test_a_profile_carries_the_error_of_each_class(sure: Path, silent: Path) -> 
     with open_report(silent) as report:
         assert said.likely(report) == "" and said.likely_error(report) is None
         assert not len(said.by_class(report)) and said.unmeasured(report) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        ("cycle_error", {"unmeasured": 0}),
+        ("cycle_error", {"likely": "x", "unmeasured": 0}),
+        ("cycle_error", {"likely": 0, "unmeasured": 0, "low": 0}),
+        ("cycle_error", {"likely": 0, "unmeasured": 0, "classes": [{"low": []}]}),
+        ("cycle_error", {"likely": 0, "unmeasured": 0, "operators": 5}),
+        ("cycle_error", {"likely": 0, "unmeasured": 0, "operators": [{}]}),
+        ("byte_error", {"low": 1}),
+    ],
+)
+def test_a_bar_that_is_none_is_refused(tmp_path: Path, key: str, entry: dict[str, object]) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(entry)))
+    with open_report(path) as report, pytest.raises(ProfileError, match=f"header's {key}"):
+        report.ops, report.meta  # noqa: B018
 
 
 def test_speed_is_a_range(tmp_path: Path, sure: Path, silent: Path) -> None:

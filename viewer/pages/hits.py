@@ -179,11 +179,11 @@ def table(
         words = f"Of the selection: {clock.both(selection.high - selection.low)} on {many}{more}"
     run, iteration, origin = executed
     between = (window[0] + origin, window[1] + origin)
-    of = (report, run, lanes if selected is None else selected, iteration, between)
+    of = (run, lanes if selected is None else selected, iteration, between)
     if by in dict(BY[1:]):
-        sums = aggregated(report, report.trace.spent(*of[1:]), str(by))
+        sums = aggregated(report, report.trace.spent(*of), str(by))
     else:
-        sums = figures.by_activity(spent_by_kind(*of), streaming_steps(report))
+        sums = figures.by_activity(spent_by_kind(report, *of), streaming_steps(report))
     return [html.P(words, className="note"), _table(sums, clock)]
 
 
