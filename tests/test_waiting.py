@@ -7,11 +7,13 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import ipu_exec as poptorch
+from ipu_exec.session import executor
 from ipuscope import waiting as progress
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, waiting, waiting_for_output
 
@@ -85,29 +87,35 @@ def test_a_bar_before_a_scripts_first_words_ends_with_them(
     assert (sys.stdout, sys.stderr) == (out, err)
 
 
-class Slow(torch.nn.Module):
-    """Takes so many seconds, by a list that is emptied from its end."""
+class Calls(torch.nn.Module):
+    """Calls a function of this process whenever its numbers are computed."""
 
-    def __init__(self, seconds: list[float]) -> None:
+    def __init__(self, function: Callable[[], None]) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds.pop() if self.seconds else 0)
+        self.function()
         return x + 1
 
 
 def test_calls_that_last_say_so_until_one_is_quick(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(EVERY_VARIABLE, "0.7")  # a quick call on a busy machine is quicker
-    seconds: list[float] = []
-    model = poptorch.inferenceModel(Slow(seconds))
+    monkeypatch.setenv(EVERY_VARIABLE, "0.1")
+    said, most = [], 0.0
+
+    def wait() -> None:
+        end, err = time.monotonic() + most, ""
+        while "numbers of" not in (err := err + capsys.readouterr().err) and time.monotonic() < end:
+            time.sleep(0.01)
+        said.append("numbers of" in err)
+
+    model = poptorch.inferenceModel(Calls(wait))
     model.compile(torch.ones(2))
-    said = []
-    for lasts in (1.4, 1.4, 0, 1.4):
-        seconds.append(lasts)
-        capsys.readouterr()
+    said.clear()
+    for lasts, quick_below in ((60, 0), (60, 0), (0, 60), (2, 0)):  # seconds at most
+        most = lasts
+        monkeypatch.setattr(executor, "PATIENCE", quick_below)
         model(torch.ones(2))
-        said.append("numbers of" in capsys.readouterr().err)
     assert said == [True, True, False, False]
