@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipuscope.profiler.analysis.compare import (
+    caveats,
     compare,
     compare_classes,
     compare_ops,
@@ -39,6 +40,7 @@ __all__ = [
     "Pace",
     "alike_ipus",
     "bubble",
+    "caveats",
     "compare",
     "compare_classes",
     "compare_ops",

@@ -226,6 +226,22 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     return {turn(a, b) if what == TURN else what: why for what, why in reasons.items()}
 
 
+def caveats(a: Report, b: Report) -> list[str]:
+    """Sentences about what cannot be compared, one per reason, and about compilers that differ."""
+    reasons, said = not_comparable(a, b), []
+    for why in dict.fromkeys(reasons.values()):
+        *most, last = [name for name, reason in reasons.items() if reason == why]
+        what = f"{', '.join(most)} and {last}" if most else last
+        said.append(f"{what[:1].upper()}{what[1:]} cannot be compared: {why}.")
+    rules = [report.meta.get("rules") for report in (a, b)]
+    if all(rules) and rules[0] != rules[1]:
+        said.append(
+            "A and B were compiled by different versions of IPUscope or PyTorch: part of the"
+            " difference may be the compiler's."
+        )
+    return said
+
+
 def _in_common(a: Report, b: Report) -> bool:
     return not set(a.ops["name"]).isdisjoint(b.ops["name"])
 

@@ -14,7 +14,6 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
@@ -148,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         alike = len(ops) - len(differ)
         same = f"{count(alike, 'operator')} {'takes' if alike == 1 else 'take'} as long in both."
         notes = [say(same)] if alike else []
-        notes += [say(words) for words in _apart(reasons)]
+        notes += [say(words) for words in analysis.caveats(report, other)]
         return Page(str(report.path), (*tables, *notes, *marks))
 
     code = common.each_profile(args, page)
@@ -190,14 +189,6 @@ def _measured(classes: pd.DataFrame) -> Table:
         columns,
         "one execution of each operator that both have, by PopART's name",
     )
-
-
-def _apart(reasons: dict[str, str]) -> Iterator[str]:
-    """Sentences about what cannot be compared, one per reason."""
-    for why in dict.fromkeys(reasons.values()):
-        *most, last = [name for name, reason in reasons.items() if reason == why]
-        what = f"{', '.join(most)} and {last}" if most else last
-        yield f"{what[:1].upper()}{what[1:]} cannot be compared: {why}."
 
 
 def _cycles(value: float | None) -> str:

@@ -118,9 +118,14 @@ def test_what_cannot_be_compared_is_one_sentence_a_reason(
     other = tmp_path / "inference.pop"
     other.write_bytes((profiles / "ran.pop").read_bytes())
     changed(other, "UPDATE meta SET value = '\"inference\"' WHERE key = 'kind'")
+    for path, rules in ((profiles / "ran.pop", "one"), (other, "two")):
+        changed(path, f"INSERT OR REPLACE INTO meta VALUES ('rules', '\"{rules}\"')")
     assert main(["compare", str(profiles / "ran.pop"), str(other)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("cannot be compared: A is training and B is inference.") == 1
+    assert said.count("compiled by different versions of IPUscope or PyTorch") == 1
+    assert main(["compare", *[str(other)] * 2]) == 0
+    assert "different versions" not in capsys.readouterr().out
 
 
 def _json(capsys: pytest.CaptureFixture[str], *paths: str) -> str:

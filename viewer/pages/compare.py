@@ -53,9 +53,8 @@ def layout(view: View) -> Any:
         return [choice, common.card("Compare", common.message(words))]
     a, b = view.profiles.pair(view.profile, view.beside)
     names = [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
-    wrong = [
-        common.message(f"{one.path}: {DAMAGED}", "warning") for one in (a, b) if one.file.damaged
-    ]
+    wrong = [f"{one.path}: {DAMAGED}" for one in (a, b) if one.file.damaged]
+    warnings = [common.message(words, "warning") for words in (*wrong, *analysis.caveats(a, b))]
     return [
         common.controls(
             view,
@@ -67,7 +66,7 @@ def layout(view: View) -> Any:
         ),
         html.Div(
             [
-                common.card("A and B", common.facts(names), *wrong, _measures(a, b)),
+                common.card("A and B", common.facts(names), *warnings, _measures(a, b)),
                 common.figure_card(
                     "From A to B",
                     "compare-path",

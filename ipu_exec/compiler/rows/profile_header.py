@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from ipu_exec import machine
+from ipu_exec.base.sources import fingerprint
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, by_block
 from ipu_exec.compiler.rows.block_rows import update_blocks
@@ -50,7 +48,7 @@ def header(executable: Executable) -> dict[str, Any]:
         "phases": _phases(executable) if placement.phases else {},
         "cycle_error": cycle_error(executable),
         "byte_error": {"low": bar(FULLEST).low, "high": bar(FULLEST).high},
-        "rules": rules(),
+        "rules": fingerprint()[:12],
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:
@@ -62,18 +60,6 @@ def header(executable: Executable) -> dict[str, Any]:
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries
-
-
-@lru_cache(maxsize=1)
-def rules() -> str:
-    """Which rules compile: a digest of the sources that decide about cycles and bytes."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    sources = [*root.glob("*.py"), *(root.parent / "profiler").glob("schedules.py")]
-    for room in ("capture", "compiler", "lowering"):
-        sources += (root / room).glob("*.py")
-    for source in sorted(sources):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _phases(executable: Executable) -> dict[str, Any]:

@@ -23,14 +23,13 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 
-import ipuscope
+from ipu_exec.base.sources import fingerprint
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import Error
@@ -224,16 +223,6 @@ def _check_header(name: str, header: Any) -> None:
 
 
 # -- the cache ---
-
-
-@lru_cache(maxsize=1)
-def fingerprint() -> str:
-    """A digest of the compiler's sources, so that other compilers' executables are refused."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    engine, rest = Path(__file__).parents[2], Path(ipuscope.__file__).parent
-    for source in sorted([*engine.rglob("*.py"), *(rest / "profiler").rglob("*.py")]):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
 
 
 def key(*parts: Any) -> str:

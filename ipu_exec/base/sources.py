@@ -1,0 +1,21 @@
+"""The sources that compile: a digest which says whether two files come of the same compiler."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+import ipuscope
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """A digest of PyTorch's version and of every source that can change what is compiled."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    engine, rest = Path(__file__).parents[1], Path(ipuscope.__file__).parent
+    for source in sorted([*engine.rglob("*.py"), *(rest / "profiler").rglob("*.py")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
