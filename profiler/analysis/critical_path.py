@@ -320,6 +320,7 @@ def cause_of_kind(kind: str) -> str:
     return _OF_KIND.get(kind, "compute")
 
 
+NUMBER = r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])"  # of a layer, or of one of its operators
 _ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streaming memory")
 
 
@@ -339,26 +340,36 @@ def waterfall(path: pd.DataFrame) -> pd.DataFrame:
     return summed.rename_axis(columns=None).reset_index()
 
 
-def entries(path: pd.DataFrame) -> pd.DataFrame:
+def entries(path: pd.DataFrame, operators: pd.Series[str]) -> pd.DataFrame:
     """What the update waits for, most first: one row for what a single change would shorten.
 
     Work has one row for each stage and cause (in the weight update, for each IPU and cause);
     transfers across the chip's edge have one row for each step. ``cause, ipu, stage, cycles,
-    share`` (of the update, 0..1) and, of the step with the most cycles: ``task, direction, step,
-    op, tensor, name, times`` (on the path) and ``of_which`` (its cycles, all times together).
+    share`` (of the update, 0..1). ``operators``: names by id. Of the operators with the most
+    cycles, where those whose names differ only in numbers are one: ``of_which`` (cycles) and
+    ``alike`` (how many are one); of the longest step of theirs: ``task, direction, step, op,
+    tensor, name`` (the operator's, if it has one) and ``times`` (on the path).
     """
     across = path["cause"].isin(_ACROSS).to_numpy()
+    name = path["op"].map(operators).fillna(path["name"])
     groups = path.assign(
-        group=np.where(across, path["step"], -1), update=path["task"] == BodyTask.UPDATE
+        group=np.where(across, path["step"], -1),
+        update=path["task"] == BodyTask.UPDATE,
+        name=name,
+        part=name.astype(str).str.replace(NUMBER, "*", regex=True),
     )
     whole = ["cause", "ipu", "stage", "group", "update"]
     about = ["task", "direction", "step", "op", "tensor", "name"]
-    steps = groups.groupby([*whole, *about], sort=False, as_index=False)[["times", "cycles"]].sum()
+    steps = groups.groupby([*whole, "part", *about], sort=False, as_index=False)[
+        ["times", "cycles"]
+    ].sum()
     steps = steps.sort_values("cycles", ascending=False, kind="stable")
-    rows = steps.groupby(whole, sort=False, as_index=False).first()
-    rows = rows.rename(columns={"cycles": "of_which"})
-    sums = steps.groupby(whole, sort=False, as_index=False)["cycles"].sum()
-    rows = rows.merge(sums, on=whole)
+    parts = steps.groupby([*whole, "part"], sort=False, as_index=False)
+    rows = parts.first().assign(of_which=parts["cycles"].sum()["cycles"])
+    rows["alike"] = parts["name"].nunique()["name"]
+    rows = rows.sort_values("of_which", ascending=False, kind="stable")
+    by_whole = rows.groupby(whole, sort=False, as_index=False)
+    rows = by_whole.first().assign(cycles=by_whole["of_which"].sum()["of_which"])
     rows["share"] = rows["cycles"] / max(1, int(path["cycles"].sum()))
     rows = rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
-    return rows[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which"]]
+    return rows[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which", "alike"]]

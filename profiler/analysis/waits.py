@@ -10,6 +10,7 @@ import numpy as np
 
 from ipuscope.profiler import units
 from ipuscope.profiler.analysis.critical_path import (
+    NUMBER,
     chain_of,
     critical_path,
     entries,
@@ -33,7 +34,6 @@ _WORK = {
 _MOST_TENSORS = 2
 # What all IPUs share, so that it does not matter which of them waits.
 _SHARED = ("host I/O", "streaming memory", "collective over replicas")
-_NUMBER = r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])"  # of a layer, or of one of its operators
 
 
 def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
     Transfers to or from what all IPUs share, of tensors whose names differ only in a layer's
     number, are one row: that of the longest, with the cycles and ``times`` of all.
     """
-    rows = entries(path)
+    rows = entries(path, report.ops["name"])
     across = ~rows["cause"].isin([*_WORK])
     moved = _moved(report.sequence.moved_tensors, rows.loc[across, "step"])
     rows.insert(0, "what", [_words(row, moved) for row in rows.itertuples(index=False)])
@@ -97,7 +97,7 @@ def _largest(tensors: pd.DataFrame) -> dict[int, str]:
 def _together(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of similar transfers as one."""
     shared = rows["cause"].isin(_SHARED).to_numpy()
-    alike = rows["what"].astype(str).str.replace(_NUMBER, "*", regex=True).to_numpy(dtype=object)
+    alike = rows["what"].astype(str).str.replace(NUMBER, "*", regex=True).to_numpy(dtype=object)
     groups = rows.groupby(np.where(shared, alike, np.arange(len(rows)).astype(str)), sort=False)
     merged, count = groups.first()[rows.columns], groups.size()
     for name in ("cycles", "share", "times"):
@@ -128,7 +128,8 @@ def worker(task: str, stage: int, ipu: int) -> str:
 
 def _part(row: Any) -> str:
     share = row.of_which / max(1, row.cycles)
-    return f"most in {row.name} ({percent(share)} of it)"
+    like_it = f" and {row.alike - 1} like it" if row.alike > 1 else ""
+    return f"most in {row.name}{like_it} ({percent(share)} of it)"
 
 
 def _edge(row: Any, tensors: _Moved) -> str:

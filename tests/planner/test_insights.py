@@ -413,7 +413,7 @@ def adds_up_and_is_spoken_of(report: Report) -> None:
     assert path["cycles"].sum() == run["cycles"] // run["iterations"]
     assert (path["cycles"] > 0).all()
     assert WAITING not in set(path["cause"])
-    rows = entries(path)
+    rows = entries(path, report.ops["name"])
     assert rows["cycles"].sum() == path["cycles"].sum()
     all_insights = insights(report)
     assert share_accounted(report, all_insights) >= 0.9

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,9 +127,26 @@ def test_a_profiles_path_adds_up_to_the_device_iteration(demo: Path, kind: str) 
     assert table["cycles"].sum() == path["cycles"].sum()
     phases = [name for name in table.columns if name not in ("cause", "cycles", "share")]
     assert (table[phases].sum(axis=1) == table["cycles"]).all()
-    rows = critical.entries(path)
+    rows = critical.entries(path, report.ops["name"])
     assert rows["cycles"].sum() == path["cycles"].sum()
     assert (rows["of_which"] <= rows["cycles"]).all() and rows["share"].sum() == pytest.approx(1)
+
+
+def test_an_operator_of_many_steps_outranks_one_of_a_long_step() -> None:
+    """A recurrent layer's steps are one operator's, and equal layers' operators are one."""
+    path = pd.DataFrame(
+        [
+            (0, "head/mm/convolve", 50),
+            *((1, f"rnn.0/gru/step {step}", 20) for step in range(4)),
+            (2, "rnn.1/gru/step 0", 30),
+            (-1, "sync", 60),
+        ],
+        columns=["op", "name", "cycles"],
+    ).assign(cause="compute", ipu=0, stage=0, task="forward", direction="forward", tensor=-1)
+    path = path.assign(step=path.index, times=1)
+    (row,) = critical.entries(path, pd.Series(["head/mm", "rnn.0/gru", "rnn.1/gru"])).itertuples()
+    assert (row.name, row.step, row.of_which, row.alike) == ("rnn.1/gru", 5, 110, 2)
+    assert (row.cycles, row.share) == (220, 1)
 
 
 def test_the_steps_of_a_piece_last_as_long_as_the_piece(tmp_path: Path) -> None:
