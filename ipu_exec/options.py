@@ -209,13 +209,15 @@ class Options(Group):
         """Apply the loaded plan's replicas, accumulation and sharding, if it is of ``kind``.
 
         ``kind``: "training" or "inference". Call it on a model's own copy of the options: the
-        script's data loader continues to count as the script does.
+        script's data loader continues to count as the script does. A second call changes nothing.
         """
         plan = self.placement_mapping
         if plan is None or plan.kind != kind:
             return
         values: dict[str, Any] = {"replication_factor": plan.replicas}
-        values["outputs_as_one_replica"] = self.replication_factor == 1
+        values["outputs_as_one_replica"] = (
+            self.outputs_as_one_replica or self.replication_factor == 1
+        )
         if kind == "training":
             self.Training._set(gradient_accumulation=plan.accumulation)
             state = copy.deepcopy(self.TensorLocations.location_optimizer)

@@ -12,6 +12,7 @@ from typing import Any
 from ipuscope.profiler.report import Report
 
 META = "made"  # the entry of a profile's header
+LIGHTNING = "lightning"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Provenance:
 
     ``digest``: SHA-256 of the script. ``levers``: as ``ipu-run --with`` takes them. ``num_ipus``:
     of ``ipu-run --num-ipus``, 0 without. ``target``: of ``--target``, "" without. ``placement``:
-    the placement file's JSON, empty without. ``seed``: torch's, of the compile.
+    the placement file's JSON, empty without. ``seed``: torch's, of the compile. ``trainer``:
+    whose loop runs the model, `LIGHTNING`, or "" for the script's own.
 
     A profile is a stranger's file: nothing here is run or opened unless the user names it.
     """
@@ -35,6 +37,7 @@ class Provenance:
     lenient: bool = False
     placement: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    trainer: str = ""
 
     @classmethod
     def of(cls, report: Report) -> Provenance:
@@ -79,6 +82,7 @@ _KINDS = {
     "lenient": bool,
     "placement": dict,
     "seed": int,
+    "trainer": str,
 }
 
 

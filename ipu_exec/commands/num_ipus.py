@@ -17,6 +17,7 @@ from ipu_exec.commands.program import NOTHING_WRAPPED, WARNING, Program
 from ipu_exec.errors import Error
 from ipu_exec.option_groups.engine_options import KEEP_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
+from ipuscope.profiler.provenance import LIGHTNING
 from ipuscope.profiler.units import count, per_second
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
@@ -120,7 +121,7 @@ def _choice_lines(made: Plan, ipus: int) -> Iterator[str]:
 
 def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     """The lines that give a script without Blocks this mapping."""
-    from ipuscope.planner.levers.script_lines import location_line
+    from ipuscope.planner.levers.script_lines import in_lightning, location_line
 
     mapping = made.best.mapping
     blocks = list(made.blocks)
@@ -140,6 +141,7 @@ def _script_lines(made: Plan, training: bool) -> Iterator[str]:
         lines.append(f"options.setAvailableMemoryProportion({json.dumps(by_ipu)})")
     if mapping.in_parts or mapping.state == "off chip":
         lines += location_line("in-parts" if mapping.in_parts else "off-chip").splitlines()
-    yield from (f"  {line}" for line in lines)
+    shown = in_lightning(lines) if made.trainer == LIGHTNING else lines
+    yield from (f"  {line}" for line in shown)
     if mapping.recomputation != "none" or "off chip in" in mapping.state:
         yield "ipu-run: and what some stages recompute or keep off the chip, as --tune writes it"

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ipu_exec import machine
 from ipu_exec.base.stand_in import stand_in
@@ -53,6 +53,9 @@ from ipuscope.commands import INTERRUPTED, interrupted
 from ipuscope.run_arguments import parse
 from ipuscope.waiting import waiting_for_output
 
+if TYPE_CHECKING:
+    from ipu_exec.planning.commands import Planning
+
 _NO_GPU = re.compile("not compiled with CUDA|NVIDIA driver|CUDA GPUs|CUDA error")
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
@@ -80,14 +83,15 @@ def run(args: argparse.Namespace, prog: str) -> int:
         return _refused(prog, f"{args.script} cannot be read: {error.strerror}")
     except (ValueError, Error) as error:
         return _refused(prog, str(error))
+    planning = None
     if args.plan is not None:
         from ipu_exec.planning.commands import plan_instead
 
-        plan_instead(args, [*program.words, *args.args])
+        planning = plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
         status = run_program(program, args.args, asked=_of_a_model(args))
-        return _not_planned(program) if args.plan is not None and not status else status
+        return status if planning is None or status else _not_planned(program, planning)
     try:
         return launching.launch(wanted, program.words, args.args)
     except Error as error:
@@ -105,8 +109,10 @@ def _of_a_model(args: argparse.Namespace) -> bool:
     return args.compile_only or any(one is not None for one in asked)
 
 
-def _not_planned(program: Program) -> int:
-    """Say that a script ended before `--plan` had a model; it would have ended the script."""
+def _not_planned(program: Program, planning: Planning) -> int:
+    """The script ended, which `--plan` would have: no training came; plan its inference, if any."""
+    if planning.passed_over is not None:
+        planning.take(planning.passed_over)
     print(f"ipu-run: --plan: {program} called no wrapped model to plan", file=sys.stderr)
     return 1
 

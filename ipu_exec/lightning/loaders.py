@@ -17,23 +17,23 @@ from ipu_exec.options import Options
 
 
 class _ForReplicas:
-    """Joins the batches of ``_inner``, one for each replica; what does not fill all is left out."""
+    """Joins ``_batches`` of ``_inner``, as many a replica; what does not fill all is left out."""
 
     _inner: Iterable[Any]
-    _replicas: int
+    _batches: int
     _options: Options
 
     def __iter__(self) -> Iterator[Any]:
-        if self._replicas == 1:
+        if self._batches == 1:
             return iter(self._inner)
         return self._groups()
 
     def _groups(self) -> Iterator[Any]:
         batches = iter(self._inner)
-        while group := list(islice(batches, self._replicas)):
+        while group := list(islice(batches, self._batches)):
             sizes = {_samples(batch) for batch in group}
-            if len(group) < self._replicas or len(sizes) > 1:
-                _say_left_out(len(group), self._replicas)
+            if len(group) < self._batches or len(sizes) > 1:
+                _say_left_out(len(group), self._batches)
                 continue
             learn(group[0])
             yield joined(group, _join)
@@ -41,7 +41,7 @@ class _ForReplicas:
     def __len__(self) -> int:
         if not isinstance(self._inner, Sized):
             raise TypeError(f"{type(self._inner).__name__!r} has no len()")
-        return len(self._inner) // self._replicas
+        return len(self._inner) // self._batches
 
     @property
     def options(self) -> Options:
@@ -49,11 +49,11 @@ class _ForReplicas:
         return self._options
 
 
-def _say_left_out(batches: int, replicas: int) -> None:
+def _say_left_out(left: int, batches: int) -> None:
     warnings.warn(
-        f"the last {batches} batches of a data loader are left out: {replicas} replicas take as"
-        " many batches of one size at a time. A number of samples that is a multiple of batch_size"
-        " x replicas loses none",
+        f"the last {left} batches of a data loader are left out: a step of all replicas takes"
+        f" {batches} batches of one size. A number of samples that is a multiple of batch_size x"
+        f" {batches} loses none",
         stacklevel=2,
     )
 
@@ -61,8 +61,8 @@ def _say_left_out(batches: int, replicas: int) -> None:
 class _Wrapped(_ForReplicas):
     """Batches from an iterable that is not a PyTorch data loader."""
 
-    def __init__(self, inner: Iterable[Any], replicas: int, options: Options) -> None:
-        self._inner, self._replicas, self._options = inner, replicas, options
+    def __init__(self, inner: Iterable[Any], batches: int, options: Options) -> None:
+        self._inner, self._batches, self._options = inner, batches, options
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -92,41 +92,54 @@ def _steps(loader: Any) -> int:
     return int(options.device_iterations * options.Training.gradient_accumulation)
 
 
-def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
-    """``loader`` with a batch of every replica at a time, in its order and random numbers.
+def for_replicas(loader: Any, options: Options, kind: str) -> Any:
+    """``loader`` with a micro-batch of every replica at a time, in its order and random numbers.
+
+    A micro-batch is one of its batches, or those that the options' plan joins, if it is one for
+    this ``kind``, "training" or "inference".
 
     A data loader stays one, and is an `ipu_exec.DataLoader` too; one of those is itself changed,
     since the Trainer uses the user's.
     """
+    batches = int(options.replication_factor) * _joined_by_plan(loader, options, kind)
     if isinstance(loader, DataLoader):
         by_step = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
         if not by_step and _steps(loader) > 1:
-            kind: Any = type(loader)
-            loader.__class__ = _for_steps(kind)
+            whole: Any = type(loader)
+            loader.__class__ = _for_steps(whole)
         return loader
     if not isinstance(loader, torch.utils.data.DataLoader):
-        return loader if replicas == 1 else _Wrapped(loader, replicas, options)
-    kind = type(loader)
-    own = () if kind is torch.utils.data.DataLoader else (kind,)
-    instance: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
-    about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
+        return loader if batches == 1 else _Wrapped(loader, batches, options)
+    its = type(loader)
+    own = () if its is torch.utils.data.DataLoader else (its,)
+    instance: Any = object.__new__(type(its.__name__, (_ForReplicas, *own, DataLoader), {}))
+    about = {"_inner": loader, "_batches": batches, "_options": options, "_accessor": None}
     vars(instance).update(vars(loader) | about | {"_combined_batch_size": None})
     # of a prediction Lightning wraps the sampler
-    if replicas > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
-        vars(instance)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)
-    left = len(loader) % replicas if _has_length(loader) else 0
+    if batches > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
+        vars(instance)["batch_sampler"] = _seen_of_steps(loader.batch_sampler, batches)
+    left = len(loader) % batches if _has_length(loader) else 0
     if left:
-        _say_left_out(left, replicas)
+        _say_left_out(left, batches)
     return instance
 
 
-def _seen_of_replicas(sampler: Any, replicas: int) -> Any:
+def _joined_by_plan(loader: Any, options: Options, kind: str) -> int:
+    """How many of the loader's batches are a micro-batch of the plan that the options follow."""
+    plan, size = options.placement_mapping, getattr(loader, "batch_size", None)
+    if plan is None or plan.kind != kind or not size:
+        return 1
+    joined, rest = divmod(plan.micro_batch, size)
+    return 1 if rest else joined
+
+
+def _seen_of_steps(sampler: Any, count: int) -> Any:
     """Lightning's sampler of a prediction, which says of each batch where its samples were."""
 
     def seen(self: Any) -> list[list[int]]:
         batches = sampler.seen_batch_indices
-        groups = range(0, len(batches), replicas)
-        return [[i for batch in batches[g : g + replicas] for i in batch] for g in groups]
+        groups = range(0, len(batches), count)
+        return [[i for batch in batches[g : g + count] for i in batch] for g in groups]
 
     kind = type(sampler)
     return object.__new__(type(kind.__name__, (kind,), {"seen_batch_indices": property(seen)}))

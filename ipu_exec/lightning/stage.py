@@ -32,7 +32,7 @@ class StageModel:
 
     Lightning's loop computes numbers through `run`; executors say what an IPU would need for
     them. ``options``: from micro-batches of a weight update to compile options.
-    ``around_compiling``: entered while compiling. ``ends_script``: see `SteppedExecutor`.
+    ``around_compiling``: entered while compiling.
     """
 
     def __init__(
@@ -44,11 +44,10 @@ class StageModel:
         optimizer: torch.optim.Optimizer | None,
         accumulation: int,
         around_compiling: Callable[[], Any],
-        ends_script: bool,
     ) -> None:
         self.step = StepModule.of(module, step)
         self._folder, self._options, self._optimizer = folder, options, optimizer
-        self._around_compiling, self._ends_script = around_compiling, ends_script
+        self._around_compiling = around_compiling
         self._made = 0
         self._accumulation = accumulation
         self._compiled: dict[tuple[int, Shapes, Any], SteppedExecutor] = {}
@@ -67,9 +66,7 @@ class StageModel:
     def _new(self, accumulation: int) -> SteppedExecutor:
         self._made += 1
         folder = self._folder if self._made == 1 else f"{self._folder}-{self._made}"
-        executor = SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
-        executor.ends_script = self._ends_script
-        return executor
+        return SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
 
     def prepare(
         self, tensors: list[torch.Tensor], accumulation: int, shapes: Shapes

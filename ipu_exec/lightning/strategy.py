@@ -109,9 +109,11 @@ class StrategyOnIpu:
 
     def _opts(self, training: bool) -> Options:
         own = self._given[training]
-        if own is not None:
+        if own is not None and own.placement_mapping is None:
             return own
-        if training not in self._made:
+        if training not in self._made and own is not None:
+            self._made[training] = own.clone()
+        elif training not in self._made:
             options = Options().deviceIterations(self.device_iterations)
             options.replicationFactor(self._replicas(training))
             if training:
@@ -119,7 +121,9 @@ class StrategyOnIpu:
             if os.environ.get("PL_GLOBAL_SEED"):
                 options.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
             self._made[training] = options
-        return self._made[training]
+        options = self._made[training]
+        options.follow_plan("training" if training else "inference")  # of ``ipu-run --placement``
+        return options
 
     def _compile_options(self, training: bool, accumulation: int) -> Options:
         """`training_opts` or `inference_opts` with the Trainer's own settings added."""
@@ -181,6 +185,9 @@ class StrategyOnIpu:
                 trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
         self._close()
         self._made, self._depth, self._stages = {}, 1, {}
+        if fitting and self._opts(True).placement:
+            accumulation = self._opts(True).Training.gradient_accumulation
+            trainer.accumulate_grad_batches = int(accumulation)
         super().setup(trainer)  # type: ignore[misc]
         self._moves_batches = checks.moves_batches(self.lib, trainer)
         spare_device_search(self.lib, trainer)
@@ -203,6 +210,8 @@ class StrategyOnIpu:
             wrapped[stage.TRAINING] = self._stage(stage.TRAINING, "training")
             if trainer.enable_validation:
                 wrapped[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
+                if SteppedExecutor.first_call_taker is not None:
+                    trainer.num_sanity_val_steps = 0  # the training is planned
                 if trainer.num_sanity_val_steps > 0:
                     wrapped[stage.SANITY_CHECKING] = wrapped[stage.VALIDATING]
         elif trainer.state.fn == function.VALIDATING:
@@ -224,7 +233,6 @@ class StrategyOnIpu:
             self.optimizers[0] if training else None,
             self._trainer.accumulate_grad_batches if training else 1,
             self._compiling_training if training else self._progress.compiling,
-            training or self._trainer.state.fn != self.lib.TrainerFn.FITTING,
         )
 
     @contextlib.contextmanager
@@ -256,8 +264,9 @@ class StrategyOnIpu:
         stage = self._trainer.state.stage or self.lib.RunningStage.TRAINING
         if self._given[True] is None and self._given[False] is None:
             self._find_depth(stage, dataloader)
-        options = self._opts(stage == self.lib.RunningStage.TRAINING)
-        loader = for_replicas(dataloader, int(options.replication_factor), options)
+        training = stage == self.lib.RunningStage.TRAINING
+        kind = "training" if training else "inference"
+        loader = for_replicas(dataloader, self._opts(training), kind)
         self._loaders.append(loader)
         return loader
 

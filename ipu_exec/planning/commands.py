@@ -64,7 +64,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Planning:
     """Plans the first model that a script calls, instead of compiling it."""
 
@@ -73,6 +73,7 @@ class Planning:
     words: tuple[str, ...]
     out: TextIO
     keep: str = ""  # for --num-ipus, which leaves the script what it has
+    passed_over: FirstCall | None = None
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
@@ -196,14 +197,18 @@ def _ended_by_sigterm_too() -> Iterator[_Ending]:
             signal.signal(signal.SIGTERM, before)
 
 
-def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Have the first model that the script calls planned instead of compiled."""
+def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> Planning:
+    """Have the first training that the script calls planned instead of compiled.
+
+    A script that wraps none has its first inference planned.
+    """
     # with --json and --csv stdout is the plan's alone; what the script prints goes to stderr
     keep = os.environ.pop(KEEP_VARIABLE, "")
     planning = Planning(asked_by(args), args, tuple(words), sys.stdout, keep)
     PoplarExecutor.first_call_taker = planning
     if args.json or args.csv:
         sys.stdout = sys.stderr
+    return planning
 
 
 def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, ending: _Ending) -> Plan:

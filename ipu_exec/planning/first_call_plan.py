@@ -66,6 +66,11 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
         raise UsageError("a plan is made in one process: run it without --instances")
     captured = Captured(call, asked.ipus)
     try:
+        if call.trainer and any(size % captured.samples for size in asked.micro_batches):
+            raise UsageError(
+                f"--micro-batches: a Trainer joins its loader's batches of {captured.samples}, and"
+                " does not cut them. Give it multiples of that, or the loader another batch_size"
+            )
         stays = "" if asked.micro_batches else why_one_micro_batch(call) or meet(captured)
         question = question_of(call, captured.samples, asked, stays)
         workers = workers_of(asked.workers, asked.ray)
@@ -79,6 +84,8 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
     except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
     why = [f"the micro-batch stays: {stays} (--micro-batches tries others)"] if stays else []
+    if call.trainer and not why:
+        why = [f"micro-batches join batches of the script's loader, of {captured.samples} samples"]
     return replace(
         best_plan,
         notes=(*best_plan.notes, *why),
@@ -88,6 +95,7 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
         cached=engine.cached,
         compiles=best_plan.compiles - engine.cached,
         script_samples=call.samples,
+        trainer=call.trainer,
     )
 
 
@@ -99,6 +107,8 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = ""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
     others = usual_micro_batches(micro_batch, batch)
+    if call.trainer:
+        others = tuple(size for size in others if size % micro_batch == 0)
     if stays:
         others = tuple(size for size in others if size == micro_batch)
     sizes = asked.micro_batches or others

@@ -157,7 +157,8 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         yield f"The script's own mapping: {_rates(own)}."
     for plan, command in zip(plans, commands, strict=True):
         changed = plan.levers.replace(",", ", ")
-        yield f"{f'With {changed}' if changed else 'Training as the script has it'}:"
+        kind = "Training" if plan.question.training else "Inference"
+        yield f"{f'With {changed}' if changed else f'{kind} as the script has it'}:"
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         yield from (f"  write: {_LINES[word]}" for word in plan.levers.split(",") if word in _LINES)

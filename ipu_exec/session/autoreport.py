@@ -60,8 +60,12 @@ class ProfileSession:
         folder: str,
         model: str,
         peers: Sequence[Peer] = (),
+        trainer: str = "",
     ) -> None:
-        """``model``: its name, by default. ``peers``: the instances that the profile covers."""
+        """``model``: its name, by default. ``peers``: the instances that the profile covers.
+
+        ``trainer``: of `ipuscope.profiler.provenance.Provenance`.
+        """
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -81,7 +85,7 @@ class ProfileSession:
                 model=options.model_name or model,
                 torch=torch.__version__,
                 python=platform.python_version(),
-                made=provenance(),
+                made={**provenance(), "trainer": trainer},
                 changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
                 callers=callers(executable.graph),

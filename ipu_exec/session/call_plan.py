@@ -78,10 +78,16 @@ class FirstCall:
     micro_batch: tuple[tuple[Any, ...], dict[str, Any]]
     groupings: Groupings
     prepared: Callable[[], AbstractContextManager[None]]
+    trainer: str = ""  # whose loop runs the model (`Provenance.trainer`)
 
 
 class Taker(Protocol):
-    """Whoever has the first call instead of a compile."""
+    """Whoever has the first call instead of a compile.
+
+    ``passed_over``: an evaluation that came before the training.
+    """
+
+    passed_over: FirstCall | None
 
     def take(self, call: FirstCall) -> NoReturn:
         """Use it, and end the script."""

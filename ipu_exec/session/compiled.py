@@ -178,10 +178,19 @@ class Compiled(OnDevice):
             yield
 
     def _give_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pass the first call to `first_call_taker`, if one is set."""
+        """Pass the first call to `first_call_taker`, if one is set: a training's if one waits."""
         taker = type(self).first_call_taker
-        if taker is not None:
-            taker.take(self._first_call(args, kwargs))
+        if taker is None:
+            return
+        call = self._first_call(args, kwargs)
+        if self._training_waits():
+            taker.passed_over = taker.passed_over or call
+        else:
+            taker.take(call)
+
+    def _training_waits(self) -> bool:
+        """Whether this is for inference, and the script wrapped a training that did not begin."""
+        return not self._training and len(self._to_train) > 0
 
     def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
         """What a call with these inputs would compile, for callers that compile it differently."""
@@ -223,12 +232,14 @@ class Compiled(OnDevice):
 
             name = type(self._user_model).__name__
             self._session = ProfileSession(
-                self._options, executable, self._report_folder, name, self._peers
+                self._options, executable, self._report_folder, name, self._peers, self._looped_by
             )
             # at the latest when Python ends
             self._closer = weakref.finalize(self, self._session.close)
+        self._to_train.discard(self)
         try:
-            executable.check_memory(str(getattr(self._session, "path", None) or ""))
+            if self.first_call_taker is None:  # else it is an evaluation before what is planned
+                executable.check_memory(str(getattr(self._session, "path", None) or ""))
         except OutOfMemoryError as error:
             self._release()
             raise with_relief(error) from None
@@ -366,6 +377,7 @@ class Compiled(OnDevice):
         """Finish the profile and discard the executable; the user's module can be wrapped again."""
         self.copyWeightsToHostIfNeeded()
         self._release()
+        self._to_train.discard(self)
         self._modes = ()
         unwrap(self._user_model)
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -195,8 +195,13 @@ class PoplarExecutor(Compiled):
                     f" and {reason} cannot follow that. Leave one of the two out"
                 )
 
-    def _stop_after_compiling(self) -> NoReturn:
-        """End the script after compiling, with a complete profile, for `ipu-run --compile-only`."""
+    def _stop_after_compiling(self) -> None:
+        """End the script with a complete profile, for `ipu-run --compile-only`.
+
+        An evaluation before the training goes on: the training's profile is what is asked for.
+        """
+        if self._training_waits():
+            return
         where = ""
         if self._session is not None:
             self._session.publish()

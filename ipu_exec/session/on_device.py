@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -64,6 +64,8 @@ class OnDevice:
     """The state of a wrapped model, and the calls that copy it to the device and back."""
 
     any_wrapped = False  # whether a script wrapped a model yet, for `ipu-run`
+    _to_train: ClassVar[weakref.WeakSet[OnDevice]] = weakref.WeakSet()  # not compiled yet
+    _looped_by = ""  # whose loop runs the model (`Provenance.trainer`)
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
 
     def __init__(
@@ -124,6 +126,8 @@ class OnDevice:
         if training and self._wraps_a_copy:
             wrap(self._user_model, self)
         OnDevice.any_wrapped = True
+        if training:
+            OnDevice._to_train.add(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"

@@ -20,8 +20,10 @@ from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
+from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.modes import Modes
+from ipuscope.profiler.provenance import LIGHTNING
 
 
 class SteppedExecutor(PoplarExecutor):
@@ -31,6 +33,7 @@ class SteppedExecutor(PoplarExecutor):
     micro-batches (``replicas``, ``device_iterations``, accumulation), which is compiled.
     """
 
+    _looped_by = LIGHTNING
     _wraps_a_copy = False  # its trainer runs the module itself
 
     def __init__(
@@ -53,9 +56,8 @@ class SteppedExecutor(PoplarExecutor):
                 " a loop of its own runs its replicas one after another. Leave it at 1"
             )
         self._report_folder = report_folder
-        self.replicas = int(options.replication_factor)
+        self.replicas = int(self._options.replication_factor)
         self.device_iterations = int(options.device_iterations)
-        self.ends_script = True  # when it is compiled, under ``ipu-run --compile-only``
         # what `prepare` is given is one micro-batch
         self._plan = replace(
             self._plan, device_iterations=1, accumulation=1, replicas=1, input_replicas=1
@@ -65,7 +67,7 @@ class SteppedExecutor(PoplarExecutor):
         """Compile if necessary; returns whether it did. Error for an unlike micro-batch."""
         before = self._executable
         self._prepare(micro_batch, {})
-        if os.environ.get(COMPILE_ONLY_VARIABLE) and self.ends_script:
+        if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
         return self._executable is not before
 
@@ -75,6 +77,16 @@ class SteppedExecutor(PoplarExecutor):
         self._options.deviceIterations(device_iterations)
         self.device_iterations = device_iterations
         self._options._freeze()
+
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FirstCall:
+        """Of all micro-batches of an update; their size is that of the trainer's batches."""
+        call, options = super()._first_call(args, kwargs), self._options
+        count = int(options.Training.gradient_accumulation) if self._training else 1
+        return replace(
+            call,
+            samples=call.samples * count * int(options.replication_factor),
+            trainer=self._looped_by,
+        )
 
     def _send_weights(self) -> None:
         """Do nothing: its trainer trains the module's own weights."""

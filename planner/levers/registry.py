@@ -12,12 +12,13 @@ from math import ceil
 from typing import Any
 
 from ipuscope.planner.levers.levers import Basis
-from ipuscope.planner.levers.script_lines import location_line, stages_line
+from ipuscope.planner.levers.script_lines import in_lightning, location_line, stages_line
 from ipuscope.planner.levers.settings import STATES, Levers
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import units
 from ipuscope.profiler.enums import PipelinePhase
+from ipuscope.profiler.provenance import LIGHTNING, Provenance
 from ipuscope.profiler.timeline import closed_forms
 
 MORE = 32  # times as many samples a weight update, if more are allowed without a number
@@ -290,7 +291,8 @@ def title(basis: Basis, levers: Levers) -> str:
 
 def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
     """The lines to write in the script: a statement of one or more lines for each lever."""
-    return tuple(lever.code(basis, value) for lever, value in pulled(levers))
+    lines = tuple(lever.code(basis, value) for lever, value in pulled(levers))
+    return in_lightning(lines) if Provenance.of(basis.report).trainer == LIGHTNING else lines
 
 
 def finding(basis: Basis, levers: Levers, room: Callable[[str], str]) -> tuple[str, str, Waits]:

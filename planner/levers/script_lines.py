@@ -26,6 +26,22 @@ def location_line(state: str) -> str:
     return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
 
 
+_IN_LIGHTNING = (
+    (r"options\.Training\.gradientAccumulation\((\d+)\)", r"Trainer(accumulate_grad_batches=\1)"),
+    (r"options\.deviceIterations\((\d+)\)", r"IPUStrategy(device_iterations=\1)"),
+    (r"poptorch\.DataLoader\(options, (.*)\)", r"DataLoader(\1)"),
+    (r"model\.half\(\).*", 'Trainer(precision="16-true")'),
+)
+
+
+def in_lightning(lines: Sequence[str]) -> tuple[str, ...]:
+    """Statements for a PopTorch script, as they are for one whose loop is Lightning's."""
+    for pattern, there in _IN_LIGHTNING:
+        lines = [re.sub(f"^{pattern}$", there, line) for line in lines]
+    options = any(line.startswith("options.") for line in lines)
+    return (*lines, *["Trainer(strategy=IPUStrategy(training_opts=options))"] * options)
+
+
 def stages_line(costs: Costs, assignment: Assignment) -> str:
     """The Stage list of a split, in lines of at most `LINE` characters except for longer names."""
     spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)

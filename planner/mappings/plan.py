@@ -103,6 +103,7 @@ class Plan:
     clock_hz: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
     script_samples: int = 0  # of a weight update as the script has it
+    trainer: str = ""  # whose loop runs the model (`Provenance.trainer`)
 
     @property
     def best(self) -> Candidate:

@@ -36,7 +36,9 @@ def run_of(report: Report) -> dict[str, Any]:
     target, batches = report.target, now.micro_batches
     micro_batch = int(number(report.meta, "micro_batch", 0))
     promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})
-    predicted = promise.get("cycles", 0) if isinstance(promise, dict) else 0
+    planned: Any = made.placement.get("mapping")  # of the training, or of the inference
+    of_this = not isinstance(planned, dict) or planned.get("kind") == report.meta.get("kind")
+    predicted = promise.get("cycles", 0) if isinstance(promise, dict) and of_this else 0
     return {
         "profile": str(report.path),
         "model": str(report.meta.get("model", "")),

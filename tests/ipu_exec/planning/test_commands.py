@@ -23,10 +23,7 @@ from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.first_call_plan import Asked, meet, why_one_micro_batch
 from ipu_exec.script_levers import parse
 from ipu_exec.session.call_plan import FirstCall
-from ipuscope.planner.advice import advise, basis_of
-from ipuscope.planner.advice.search import LEAST_GAIN
 from ipuscope.planner.mappings import load
-from ipuscope.planner.search.split_search import ALL_CHOICES, quickest
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.analysis.runs import runs, settings_of
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
@@ -124,37 +121,6 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     assert "wrapped no model" in nothing.stderr and "to plan" in nothing.stderr
     alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
     assert alone.returncode == 2 and "--verify needs --plan N" in alone.stderr
-
-
-BERT = """
-import poptorch
-from examples.models import build
-
-example = build("bert-base", tiny=True)
-options = poptorch.Options()
-options.Training.gradientAccumulation(6)
-optimizer = poptorch.optim.AdamW(example.module.parameters())
-poptorch.trainingModel(example.module, options, optimizer)(*example.inputs(6))
-"""
-DEMO = (ROOT / "examples" / "mnist_pipeline.py").read_text()
-
-
-@pytest.mark.parametrize(("script", "ipus"), [(BERT, 2), (DEMO, 4)])
-def test_neither_rebalance_nor_advice_knows_better_than_num_ipus(
-    tmp_path: Path, script: str, ipus: int
-) -> None:
-    """By the costs of its own profile; what these only estimate (micro-batches) is a compile's."""
-    file = write(tmp_path / "train.py", script)
-    words = ("--num-ipus", str(ipus), "--compile-only", "--profile-dir", "out", str(file))
-    process = ipu_run(*words, cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    with open_report(tmp_path / "out" / "training") as report:
-        basis, advised = basis_of(report), advise(report)
-        present = advised.present
-        best = quickest(basis.costs, choices=ALL_CHOICES).prediction.total
-        assert present.surely and best >= present.cycles * (1 - LEAST_GAIN)
-        others = [one for one in advised.every if "outputs" not in one.levers.pulled]
-        assert not [one.title for one in others if not one.estimate]
 
 
 def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) -> None:
