@@ -314,9 +314,9 @@ def _climbed(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
         other = max(others, key=lambda one: _worth(basis, one), default=best)
         if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
-        best = _best_beside(
-            basis, allowed, replace(fixed, split=other.split, replicas=other.replicas)
-        )
+        around = replace(fixed, split=other.split, replicas=other.replicas)
+        best = _best_beside(basis, allowed, around)
+        best = best if _is_allowed(basis, allowed, best) else other
     return best
 
 
@@ -340,7 +340,7 @@ def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
         levers = Levers(*pulled, fixed.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Best first: a setting worth less than one that fits is never asked whether it fits.
-    least = _worth(basis, fixed)
+    least = _worth(basis, fixed) if _is_allowed(basis, allowed, fixed) else 0.0
     for value, levers in sorted(ranked, key=lambda one: -one[0]):
         if value <= least:
             break

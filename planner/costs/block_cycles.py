@@ -82,10 +82,14 @@ class BlockCycles:
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Forward and backward cycles of each Block on its ``stage``, int64[Block], without the stash.
 
-    A weight from off the chip or the replicas comes once for recomputation and backward: it is the
+    Operators of no Block, as those before the first, are the first Block's of their stage. A weight
+    from off the chip or the replicas comes once for recomputation and backward: it is the
     backward's (an estimate for a stage that would no longer recompute: biases then need not come).
     """
     block, where, cycles = map(report.sequence.steps_in_order, ("block", "stage", "spent"))
+    first = np.array([np.argmax(stage == one) for one in range(stage.max(initial=0) + 1)])
+    alone = (block < 0) & (where >= 0) & report.sequence.steps_with("purpose", Purpose.OPERATOR)
+    block = np.where(alone, first[where.clip(0, len(first) - 1)], block)
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
     own_steps &= ~report.sequence.steps_with("purpose", *_STASHING)
     brought = report.sequence.steps_with("kind", *_FOR_BOTH)

@@ -67,8 +67,6 @@ class Costs(BlockCosts):
         choices = _choices(report, in_pipeline and training)
         if choices:
             off_chip = any(choice.offload for choice in choices)
-        if len(set(choices)) > 1:
-            again = any(choice.recompute for choice in choices)
         memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
         if tiles:
             memory = BlockMemory.from_report(report, stage, ties, tied)

@@ -30,6 +30,7 @@ from ipuscope.planner.levers.phased import PhasedBasis
 from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.enums import Role
+from tests.planner.rebalance.cases import deep
 
 # What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
 LEAST, MOST, BYTES = 0.75, 1.5, 0.25
@@ -307,6 +308,15 @@ def test_beside_a_setting_that_may_not_fit_stands_the_best_that_surely_does(repo
     assert advised.together is not None and not advised.together.surely
     assert advised.surely is not None and advised.surely.surely
     assert advised.every[:2] == [advised.together, advised.surely]
+
+
+def test_replicas_keep_the_samples_of_an_update_where_no_cut_of_them_gains(tmp_path: Path) -> None:
+    """Of 10 micro-batches of 1, two replicas have 5 each, and four none."""
+    sizes = {"A": 1, "B": 4, "C": 4, "D": 1}
+    stages: list[tuple[str, ...]] = [("A",), ("B",), ("C",), ("D",)]
+    advised = advise(deep(tmp_path, sizes, stages, micro_batches=10, micro_batch=1))
+    assert any(one.levers.replicas == 2 for one in advised.every)
+    assert {one.samples for one in advised.every} == {advised.present.samples} == {10}
 
 
 def test_the_best_combination_keeps_the_samples_of_an_update(demo: Path) -> None:

@@ -22,18 +22,24 @@ def random_case(random: np.random.Generator, stages: int, most: int = 8, **more:
 
 
 def deep(
-    folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]], frozen: int = 0
+    folder: Path,
+    sizes: dict[str, int],
+    stages: list[tuple[str, ...]],
+    frozen: int = 0,
+    micro_batches: int = 16,
+    micro_batch: int = 16,
 ) -> Report:
     """The profile of equal layers in these stages; the first ``frozen`` layers do not train."""
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
         False
     )
-    options.Training.gradientAccumulation(16)
+    options.Training.gradientAccumulation(micro_batches)
     options.setExecutionStrategy(
         PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages)))
     )
     model = LayersInBlocks(sizes)
     model.layers[:frozen].requires_grad_(False)
     training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-    training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
+    samples = micro_batches * micro_batch
+    training(torch.randn(samples, 256), torch.randint(256, (samples,)))
     return open_report(folder)

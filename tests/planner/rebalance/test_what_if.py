@@ -79,6 +79,41 @@ def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
     assert prediction.stage_cycles == pytest.approx(stages["cycles"].to_numpy(), rel=0.005)
 
 
+class Late(torch.nn.Module):
+    """The first Block begins behind an operator on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        x = torch.cos(x)
+        with ipu_exec.Block("one"):
+            x = torch.relu(self.one(x))
+        with ipu_exec.Block("two"):
+            return torch.nn.functional.mse_loss(self.two(x), target)
+
+
+def test_what_is_in_no_block_is_predicted_too(tmp_path: Path) -> None:
+    """And stages that save memory in other ways, of which none runs anything again."""
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(8)
+    options.setExecutionStrategy(PipelinedExecution(Stage("one").ipu(0), Stage("two").ipu(1)))
+    options._Popart.set("autoRecomputation", 0)
+    model = Late()
+    training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training.compile(torch.randn(8 * 16, 64), torch.randn(8 * 16, 64))
+    report = open_report(tmp_path)
+    apart = report.ops[(report.ops["block"] < 0) & (report.ops["direction"] == "forward")]
+    assert apart["cycles"].sum() > 0.01 * cycles(report) / 8
+    costs = Costs.from_report(report)
+    assert what_if(costs, Assignment((0, 1), (0, 1))).total == cycles(report)
+    report.meta["choices"] = [[False, False], [True, False]]
+    mixed = Costs._read(report)
+    assert mixed.choices and not mixed.recompute
+    assert best_split(mixed, 2).prediction.total <= cycles(report)
+
+
 @pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
 def test_another_split_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...]
