@@ -14,7 +14,7 @@ import pytest
 
 from ipuscope.planner import advice
 from ipuscope.planner.advice import Advised, Basis, Levers, predicted
-from ipuscope.planner.levers.script_lines import LINE, stages_line
+from ipuscope.planner.levers.script_lines import LINE, in_lightning, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
 from ipuscope.reports.cli import advise, main
@@ -154,6 +154,22 @@ def test_a_long_list_of_stages_is_laid_out_and_is_python(profile: Path) -> None:
     assert max(map(len, statement.splitlines())) <= LINE
     ast.parse(statement)
     assert re.findall(r"'([^']+)'", statement) == list(names)
+
+
+def test_lightnings_scripts_get_its_own_options() -> None:
+    lines = (
+        "poptorch.DataLoader(options, dataset, batch_size=64)",
+        "options.Training.gradientAccumulation(2)",
+        "model.half()  # and inputs.half() where they are floats",
+    )
+    theirs = (
+        "DataLoader(dataset, batch_size=64)",
+        "Trainer(accumulate_grad_batches=2)",
+        'Trainer(precision="16-true")',
+    )
+    assert in_lightning(lines) == theirs
+    *same, options = in_lightning(["options.replicationFactor(4)"])
+    assert same == ["options.replicationFactor(4)"] and "training_opts=options" in options
 
 
 @dataclass(frozen=True)
