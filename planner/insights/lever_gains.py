@@ -160,8 +160,8 @@ def no_blocks(report: Report) -> Iterator[Insight]:
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around each part, insights also say how to split it over IPUs; ipu-run --tune N"
-        " SCRIPT finds the fastest mapping onto N IPUs without any.",
+        "With a Block around each part, insights also say how to split it over IPUs; ipu-run --tune"
+        " N SCRIPT finds the fastest mapping onto N IPUs without any.",
         "write this for each part before the model is wrapped",
         "/",
         code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),

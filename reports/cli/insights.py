@@ -30,6 +30,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     import pandas as pd
 
     from ipuscope.planner.insights import Insight, insights
+    from ipuscope.profiler import units
     from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
 
     common.check_not_imported(report)
@@ -41,7 +42,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     shown = frame.assign(gain=gains) if args.form == "text" else frame
     table = Table("insights", shown, columns, most=common.top(args))
     lines = [
-        with_code(f"{at}. {one.why} {one.change_in_words}", one.code)
+        with_code(f"{at}. {units.sentence(one.title)}. {one.why} {one.change_in_words}", one.code)
         for at, one in enumerate(findings[: common.top(args)], 1)
     ]
     return Page(str(report.path), (table, *lines))
