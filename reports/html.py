@@ -169,7 +169,7 @@ def _path(report: Report) -> Iterator[Section]:
     yield _figure(report, f"What {analysis.turn(report)} waits for", note, Figures.waits)
     rows = [
         (units.percent(row.share), f"{row.cycles:,}", str(row.ipu), row.what)
-        for row in units.rows_of(longest_waits(report, path).head(_MOST_WAITS))
+        for row in units.rows_of(longest_waits(report).head(_MOST_WAITS))
     ]
     heads = ("share", "cycles", "IPU", "what it waits for")
     yield Section("The longest waits", "", table=(heads, rows))

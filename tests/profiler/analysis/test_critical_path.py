@@ -126,7 +126,7 @@ def test_a_profiles_path_adds_up_to_the_device_iteration(demo: Path, kind: str) 
     assert table["cycles"].sum() == path["cycles"].sum()
     phases = [name for name in table.columns if name not in ("cause", "cycles", "share")]
     assert (table[phases].sum(axis=1) == table["cycles"]).all()
-    rows = critical.entries(path)
+    rows = critical.entries(critical.path_columns(report))
     assert rows["cycles"].sum() == path["cycles"].sum()
     assert (rows["of_which"] <= rows["cycles"]).all() and rows["share"].sum() == pytest.approx(1)
 
@@ -135,10 +135,10 @@ def test_the_steps_of_a_piece_last_as_long_as_the_piece(tmp_path: Path) -> None:
     """Cycles of each step on the path, compared with the unrolled trace of a device iteration."""
     report = profiler.open_report(synthetic_profile(tmp_path / "profile.pop"))
     tasks, path = critical.chain_of(report)
-    pieces = tasks.iloc[path.task]
+    pieces = tasks.where(path.task)
     steps = report.steps(0, iteration=0)
     expected: dict[int, int] = {}
-    for ipu, start, end in zip(pieces["ipu"], pieces["start"], pieces["end"], strict=True):
+    for ipu, start, end in zip(pieces.ipu, pieces.start, pieces.end, strict=True):
         here = steps[(steps["ipu"] == ipu) & (steps["start"] >= start) & (steps["end"] <= end)]
         for step, cycles in zip(here["step"], here["cycles"], strict=True):
             expected[step] = expected.get(step, 0) + int(cycles)
