@@ -53,6 +53,10 @@ def longest_waits(report: Report) -> pd.DataFrame:
 
 def longest_columns(report: Report) -> dict[str, np.ndarray]:
     """`longest_waits` as arrays."""
+    return report.file.once("columns of the longest waits", lambda: _longest_columns(report))
+
+
+def _longest_columns(report: Report) -> dict[str, np.ndarray]:
     rows = entries(path_columns(report))
     moved = _moved(report, rows["step"][~np.isin(rows["cause"], [*_WORK])])
     names, each = [*rows], zip(*(values.tolist() for values in rows.values()), strict=True)
