@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,24 +53,22 @@ def at_most(order: np.ndarray, most: int = FEW) -> np.ndarray:
     return np.sort(np.concatenate([order[:half], order[len(order) - (most - half) :]]))
 
 
-def stages_alike(stages: pd.DataFrame) -> pd.DataFrame:
+def stages_alike(stages: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One row per group of stages with the same work; ``stash_bytes`` is the group's largest.
 
     ``stage`` is a range; ``ipu`` and ``blocks`` are those of the first stage.
     """
-    work = ["forward_cycles", "backward_cycles", "update_cycles", "weight_bytes"]
-    rows = []
-    for members in groups(list(stages[work].itertuples(index=False, name=None))):
-        alike = stages.iloc[members]
-        rows.append(
-            {
-                **alike.iloc[0],
-                "stage": spans(alike["stage"].tolist()),
-                "ipu": f"{alike['ipu'].iloc[0]}{', …' if alike['ipu'].nunique() > 1 else ''}",
-                "stash_bytes": int(alike["stash_bytes"].max()),
-            }
-        )
-    return stages.__class__(rows, columns=stages.columns)
+    work = ("forward_cycles", "backward_cycles", "update_cycles", "weight_bytes")
+    members = groups([*zip(*(stages[name].tolist() for name in work), strict=True)])
+    several = [len({*stages["ipu"][one].tolist()}) > 1 for one in members]
+    rows = {name: values[[one[0] for one in members]] for name, values in stages.items()}
+    ipus = [f"{ipu}{', …' * more}" for ipu, more in zip(rows["ipu"], several, strict=True)]
+    return {
+        **rows,
+        "stage": np.array([spans(stages["stage"][one].tolist()) for one in members], dtype=object),
+        "ipu": np.array(ipus, dtype=object),
+        "stash_bytes": np.array([stages["stash_bytes"][one].max() for one in members]),
+    }
 
 
 def memory_alike(ipus: pd.DataFrame, limit: int) -> pd.DataFrame:

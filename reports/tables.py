@@ -117,7 +117,7 @@ class Table:
     columns: tuple[Column, ...]
     title: str = ""
     most: int | None = None
-    printed: pd.DataFrame | None = None  # in place of ``frame`` on the terminal
+    printed: pd.DataFrame | Answer | None = None  # in place of ``frame`` on the terminal
     note: str = ""  # below it there
 
     @property

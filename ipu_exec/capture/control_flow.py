@@ -62,10 +62,7 @@ def path(contents: Contents) -> tuple[bool | int | str, ...]:
 
 
 class PathWatch:
-    """While entered, compares forwards' paths with the compiled one; ``left``: the first other.
-
-    A program that read nothing is not watched: given its mode and inputs' shapes, it never reads.
-    """
+    """While entered, compares forwards' paths with the compiled one; ``left``: the first other."""
 
     def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
         self.left: Contents | None = None
@@ -73,11 +70,10 @@ class PathWatch:
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
-        if self._compiled:
-            self._handles = [
-                self._model.register_forward_pre_hook(self._begin),
-                self._model.register_forward_hook(self._end, always_call=True),
-            ]
+        self._handles = [
+            self._model.register_forward_pre_hook(self._begin),
+            self._model.register_forward_hook(self._end, always_call=True),
+        ]
         return self
 
     def __exit__(self, *exception: object) -> None:

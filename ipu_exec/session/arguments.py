@@ -14,9 +14,8 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from ipu_exec.base.structures import parser_of
+from ipu_exec.base.structures import parser_of, tensors_in
 from ipu_exec.capture.loss import WITH_LOSS
 from ipu_exec.errors import Error, UsageError
 
@@ -66,9 +65,10 @@ def bind(
 
     UsageError if there are too many, one is missing, one is unknown, or a tensor is on a GPU.
     """
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
-            raise UsageError(f"an input of shape {tuple(leaf.shape)} is on {leaf.device}. {NO_GPU}")
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.device.type == "cuda":
+            place = f"an input of shape {tuple(tensor.shape)} is on {tensor.device}"
+            raise UsageError(f"{place}. {NO_GPU}")
     try:
         signature = _signature(model.forward)
     except ValueError:  # a builtin without a signature

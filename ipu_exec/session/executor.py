@@ -112,6 +112,9 @@ class PoplarExecutor(Compiled):
         self._write_optimiser_state()
         self._seed()
         watch = self._watch()
+        # A program that read nothing off its tensors never does, given its mode and inputs' shapes.
+        contents = self._executable.contents
+        followed = PathWatch(self._model, contents) if contents else None
         self._check_norm_group(watching=watch is not None)
         start = host_clock.now_ns() // 1_000
         with (
@@ -124,7 +127,7 @@ class PoplarExecutor(Compiled):
             substituted(),
             not_compiled_by_torch(),
             nullcontext() if self._rng is None else self._own_random_numbers(),
-            PathWatch(self._model, self._executable.contents) as followed,
+            nullcontext() if followed is None else followed,
         ):
             if self._training:
                 assert self._optimizer is not None
@@ -143,7 +146,7 @@ class PoplarExecutor(Compiled):
                 result = numerics.infer(
                     self._model, args, kwargs, self._plan, self._buffers, watch, self._float16()
                 )
-        if followed.left is not None:
+        if followed is not None and followed.left is not None:
             self._follow(args, kwargs, followed.left)
         end = host_clock.now_ns() // 1_000
         self._ran, self._was_quick = True, end - start < PATIENCE * 1e6

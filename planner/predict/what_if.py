@@ -19,7 +19,7 @@ from ipuscope.planner.costs.tile_memory import (
     stages_of,
 )
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdict_on, verdicts
-from ipuscope.profiler.analysis.critical_path import chain, pieces_on_ipus
+from ipuscope.profiler.analysis.critical_path import chain, on_ipus
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms, schedule_types, schedules
@@ -494,4 +494,4 @@ def predicted_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
     total = int(schedule.end.max(initial=0))
     path = chain(schedule.ipu, schedule.start, schedule.end, rank, total)
-    return pieces_on_ipus(schedule.ipu, path)
+    return on_ipus(schedule.ipu, path)

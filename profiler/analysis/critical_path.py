@@ -13,16 +13,20 @@ Otherwise it goes to the longest of the tasks that end there, then to the lowest
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.trace import Tasks
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import first_ones, frame_of, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,22 +70,10 @@ _OF_KIND = {
 }
 
 
-_IDS = ("ipu", "stage", "step", "op", "tensor")
-_BY_STEP = (
-    *(
-        "phase",
-        "cause",
-        "ipu",
-        "stage",
-        "direction",
-        "task",
-        "body",
-        "step",
-        "op",
-        "tensor",
-        "name",
-    ),
-)
+_BY_STEP = ("ipu", "stage", "direction", "task", "body", "step", "op", "tensor", "name")
+_PHASES = (*records.PHASES, "", WAITING)
+
+Path = Mapping[str, np.ndarray]  # the columns of `critical_path`, texts as objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,35 +122,35 @@ def chain(
     )
 
 
-def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataFrame, Chain]:
-    """The tasks of a run's device iteration (`Report.tasks`), and the chain from its beginning."""
-    tasks = report.tasks(run, iteration=iteration)
+def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[Tasks, Chain]:
+    """The tasks of a run's device iteration, and the chain from its beginning."""
+    tasks = report.trace.tasks(run, None, iteration)
     key = f"chain of run {run}, iteration {iteration}"
-    return tasks, report.file.once(key, lambda: chain_through(tasks))
+    kind, kinds = report.file.table(records.Body).coded("kind")
+    of = kind[tasks.body], kinds, tasks.ipu, tasks.start, tasks.end
+    return tasks, report.file.once(key, lambda: _chain(*of))
 
 
 def chain_through(tasks: pd.DataFrame) -> Chain:
     """The chain through the tasks of a device iteration (`Report.tasks`), from its beginning."""
     import pandas as pd
 
-    origin = int(tasks["start"].min()) if len(tasks) else 0
     kind, kinds = pd.factorize(tasks["kind"])
+    return _chain(kind, kinds, *(tasks[name].to_numpy() for name in ("ipu", "start", "end")))
+
+
+def _chain(
+    kind: np.ndarray, kinds: Iterable[str], ipu: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> Chain:
+    origin = int(start.min()) if len(start) else 0
     rank_of = [{"idle": 2, records.BESIDE: 1}.get(str(name), 0) for name in kinds]
     rank = np.array(rank_of or [0])[kind]
-    start, end = (tasks[name].to_numpy() - origin for name in ("start", "end"))
-    total = int(end.max(initial=0))
-    return chain(tasks["ipu"].to_numpy(), start, end, rank, total)
+    total = int(end.max(initial=origin)) - origin
+    return chain(ipu, start - origin, end - origin, rank, total)
 
 
-def on_ipus(tasks: pd.DataFrame, chain: Chain) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the chain runs (`chain_of`): IPU, start and end of each stretch on one IPU."""
-    return pieces_on_ipus(tasks["ipu"].to_numpy(), chain)
-
-
-def pieces_on_ipus(
-    ipu_of_task: np.ndarray, chain: Chain
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`on_ipus`, from the IPU of each task."""
+def on_ipus(ipu_of_task: np.ndarray, chain: Chain) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the chain runs: IPU, start and end of each stretch on one IPU."""
     real = chain.task >= 0
     ipu = ipu_of_task[chain.task[real]]
     start, end = chain.start[real], chain.end[real]
@@ -171,12 +163,16 @@ def path_on_ipus(
     report: Report, run: int = 0, iteration: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`on_ipus` of a device iteration, from its beginning. All of a run are alike."""
-    return on_ipus(*chain_of(report, run, iteration)) if run else _first_path(report)
+    if not run:
+        return _first_path(report)
+    tasks, chain = chain_of(report, run, iteration)
+    return on_ipus(tasks.ipu, chain)
 
 
 @stored
 def _first_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return on_ipus(*chain_of(report))
+    tasks, chain = chain_of(report)
+    return on_ipus(tasks.ipu, chain)
 
 
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
@@ -188,81 +184,83 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     add up exactly to the update's. Most cycles first. Callers must not modify it.
     """
     key = f"critical path of run {run}, iteration {iteration}"
-    return report.file.once(
-        key, lambda: critical_path_of(report, *chain_of(report, run, iteration))
-    )
+    return report.file.once(key, lambda: frame_of(path_columns(report, run, iteration)))
 
 
-def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
-    """`critical_path` along a given chain (`chain_of`)."""
-    rows = spent_by_step(report, _pieces(tasks, path))
-    rows = rows[rows["cycles"] > 0]
-    return rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+def path_columns(report: Report, run: int = 0, iteration: int = 0) -> Path:
+    """`critical_path` as arrays: pandas is not imported."""
+
+    def made() -> Path:
+        tasks, path = chain_of(report, run, iteration)
+        phase = np.full(len(path.task), _PHASES.index(WAITING))
+        body = np.full(len(path.task), -1)
+        real = path.task >= 0
+        phase[real] = report.trace.phases(run, tasks)[path.task[real]]
+        body[real] = tasks.body[path.task[real]]
+        rows = spent_by_step(report, *pieces(body, path.end - path.start, phase))
+        order = np.argsort(-rows["cycles"], kind="stable")
+        order = order[rows["cycles"][order] > 0]
+        return {name: values[order] for name, values in rows.items()}
+
+    return report.file.once(f"columns of the path of run {run}, iteration {iteration}", made)
 
 
-def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
-    """The chain's pieces by phase, body and length: ``phase, body, length, times``."""
-    import pandas as pd
-
-    real = path.task >= 0
-    on_path = tasks.iloc[path.task[real]]
-    phase = np.full(len(real), WAITING, dtype=object)
-    phase[real] = on_path["phase"].astype(str).to_numpy()
-    body = np.full(len(real), -1, dtype=np.int64)
-    body[real] = on_path["body"].to_numpy()
-    pieces = pd.DataFrame({"phase": phase, "body": body, "length": path.end - path.start})
-    return pieces.value_counts(sort=False).rename("times").reset_index()
+def pieces(
+    body: np.ndarray, length: np.ndarray, phase: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Tasks that are alike as one, in the order of the first: phase, body, length, how many."""
+    phase = np.zeros(len(body), dtype=np.int64) if phase is None else phase
+    first, which = first_ones(phase, body, length)
+    return phase[first], body[first], length[first], np.bincount(which, minlength=len(first))
 
 
-def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
+def spent_by_step(
+    report: Report,
+    phase: np.ndarray,
+    body: np.ndarray,
+    length: np.ndarray,
+    times: np.ndarray,
+    named: bool = True,
+) -> dict[str, np.ndarray]:
     """What pieces spend, by phase, body and step, in the order in which each first comes.
 
-    ``pieces``: ``phase, body, length`` (cycles) and ``times``; the last step of a piece lasts until
-    it ends. The columns are those of `critical_path`.
+    Of each piece: its phase (a position in `records.PHASES`), its body (a row of their table; -1:
+    none), its cycles, and how often it runs. The last step of a piece lasts until it ends. Columns
+    as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
     """
-    import pandas as pd
-
     bodies = report.sequence.bodies_in_row
-    piece, entry, cycles = _unrolled(report.bodies["body"].to_numpy(), bodies, pieces)
-    phase, phases = pd.factorize(pieces["phase"])
+    piece, entry, cycles = _unrolled(bodies, body, length)
     step, steps = _same_step(bodies, entry)
     key = phase[piece] * steps + step
-    size = max(1, len(phases)) * steps
+    size = (int(phase.max(initial=0)) + 1) * steps
     first = np.full(size, -1)
     first[key[::-1]] = np.arange(len(key))[::-1]
     rows = np.sort(first[first >= 0])
     totals = np.zeros((2, size), dtype=np.int64)
-    np.add.at(totals[0], key, pieces["times"].to_numpy()[piece])
-    np.add.at(totals[1], key, cycles)
-    named = _named(report, entry[rows])
-    return named.assign(
-        phase=pieces["phase"].take(piece[rows]).array,
-        cause=_causes(named),
-        body=pieces["body"].to_numpy()[piece[rows]],
-        times=totals[0][key[rows]],
-        cycles=totals[1][key[rows]],
-    )[[*_BY_STEP, "times", "cycles"]]
+    np.add.at(totals[0], key, times[piece])
+    np.add.at(totals[1], key, cycles * times[piece])
+    about = _named(report, entry[rows], named)
+    return {
+        "phase": np.array(_PHASES, dtype=object)[phase[piece[rows]]],
+        "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
+        **about,
+        "times": totals[0][key[rows]],
+        "cycles": totals[1][key[rows]],
+    }
 
 
 def _unrolled(
-    ids: np.ndarray, bodies: Bodies, pieces: pd.DataFrame
+    bodies: Bodies, body: np.ndarray, length: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces of bodies ``ids`` by step: piece, entry of ``bodies`` (-1: none), cycles of all."""
-    body = pieces["body"].to_numpy()
-    order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids, body, sorter=order), max(0, len(ids) - 1))
-    row = order[at] if len(ids) else np.full(len(body), -1)
-    real = (row >= 0) & (np.append(ids, -1)[row] == body)
-    count = np.ones(len(body), dtype=np.int64)
-    count[real] = bodies.count[row[real]]
+    """Pieces by step: piece, entry of ``bodies`` (-1: none), cycles."""
+    count = np.where(body >= 0, np.append(bodies.count, 1)[body], 1)
     piece = np.repeat(np.arange(len(body)), count)
     within = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
-    entry = np.where(real[piece], np.append(bodies.first, 0)[row[piece]] + within, -1)
+    entry = np.where(body[piece] >= 0, np.append(bodies.first, 0)[body[piece]] + within, -1)
     start = np.append(bodies.start, 0)[entry]
     last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
-    length, times = (pieces[name].to_numpy() for name in ("length", "times"))
     stop = np.where(last, length[piece], np.append(start[1:], 0)[: len(start)])
-    return piece, entry, (stop - start) * times[piece]
+    return piece, entry, stop - start
 
 
 def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
@@ -286,26 +284,23 @@ def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
     return of_entries[entry], len(every) + 1
 
 
-def _named(report: Report, entry: np.ndarray) -> pd.DataFrame:
+def _named(report: Report, entry: np.ndarray, named: bool) -> dict[str, np.ndarray]:
     """Rows of `Report.sequence.body_steps` by numbers; -1 is waiting that no task accounts for."""
     real = entry >= 0
-    named = report.sequence.body_steps_at(entry[real])
-    if real.all():
-        return named
-    named = named.set_axis(np.flatnonzero(real)).reindex(np.arange(len(entry)))
-    named = named.fillna(dict.fromkeys(_IDS, -1))
-    named = named.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
-    named = named.fillna({"kind": WAITING, "name": WAITING})
-    return named.astype(dict.fromkeys(_IDS, np.int64))
+    columns, wanted = {}, _BY_STEP if named else _BY_STEP[:-1]
+    found = report.sequence.body_steps_at(entry[real], *wanted, "kind", "purpose")
+    for name, values in found.items():
+        none = WAITING if name in ("kind", "name") else "" if values.dtype == object else -1
+        columns[name] = np.full(len(entry), none, dtype=values.dtype)
+        columns[name][real] = values
+    return columns
 
 
-def _causes(steps: pd.DataFrame) -> np.ndarray:
+def _causes(kind: np.ndarray, purpose: np.ndarray, task: np.ndarray) -> np.ndarray:
     """`_cause` of each step, computed once for all of a kind."""
-    about = steps[["kind", "purpose", "task"]]
-    kind = about.groupby([*about.columns], sort=False).ngroup()  # in the order of the first of each
-    first_ones = about[~kind.duplicated()]
-    causes = [_cause(*map(str, one)) for one in first_ones.itertuples(index=False)]
-    of_steps: np.ndarray = np.array(causes, dtype=object)[kind]
+    about = [*zip(kind.tolist(), purpose.tolist(), task.tolist(), strict=True)]
+    cause = {one: _cause(*map(str, one)) for one in dict.fromkeys(about)}
+    of_steps: np.ndarray = np.array([cause[one] for one in about], dtype=object)
     return of_steps
 
 
@@ -320,56 +315,70 @@ def cause_of_kind(kind: str) -> str:
     return _OF_KIND.get(kind, "compute")
 
 
-NUMBER = r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])"  # of a layer, or of one of its operators
+# Of a layer, or of one of its operators.
+NUMBER = re.compile(r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])")
 _ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streaming memory")
 
 
-def waterfall(path: pd.DataFrame) -> pd.DataFrame:
+def waterfall(path: Mapping[str, Any] | pd.DataFrame) -> pd.DataFrame:
     """The path by cause and phase, in the order of `CAUSES`.
 
     ``cause``, a column for each of `records.PHASES` that occurs, ``cycles`` and ``share`` (of the
     update, 0..1). ``path``: from `critical_path`.
     """
-    table = path.pivot_table(
-        index="cause", columns="phase", values="cycles", aggfunc="sum", fill_value=0
-    )
-    phases = [phase for phase in (*records.PHASES, WAITING) if phase in table.columns]
-    table = table.reindex([cause for cause in CAUSES if cause in table.index])[phases]
-    total = table.sum(axis=1)
-    summed = table.assign(cycles=total, share=total / max(1, int(total.sum())))
-    return summed.rename_axis(columns=None).reset_index()
+    return frame_of(waterfall_columns(path))
 
 
-def entries(path: pd.DataFrame, operators: pd.Series[str]) -> pd.DataFrame:
+def waterfall_columns(path: Mapping[str, Any] | pd.DataFrame) -> dict[str, np.ndarray]:
+    """`waterfall` as arrays."""
+    cause, phase = (np.asarray(path[name], dtype=object) for name in ("cause", "phase"))
+    causes = [one for one in CAUSES if (cause == one).any()]
+    columns = {}
+    for one in (*records.PHASES, WAITING):
+        here = np.where(phase == one, np.asarray(path["cycles"]), 0)
+        if (phase == one).any():
+            columns[one] = np.array([here[cause == other].sum() for other in causes])
+    total = sum(columns.values(), np.zeros(len(causes), dtype=np.int64))
+    share = total / max(1, int(total.sum()))
+    return {"cause": np.array(causes, dtype=object), **columns, "cycles": total, "share": share}
+
+
+def entries(path: Path, named: np.ndarray) -> dict[str, np.ndarray]:
     """What the update waits for, most first: one row for what a single change would shorten.
 
     Work has one row for each stage and cause (in the weight update, for each IPU and cause);
     transfers across the chip's edge have one row for each step. ``cause, ipu, stage, cycles,
-    share`` (of the update, 0..1). ``operators``: names by id. Of the operators with the most
-    cycles, where those whose names differ only in numbers are one: ``of_which`` (cycles) and
-    ``alike`` (how many are one); of the longest step of theirs: ``task, direction, step, op,
-    tensor, name`` (the operator's, if it has one) and ``times`` (on the path).
+    share`` (of the update, 0..1). ``named``: the operator (or step) of each row of ``path``. Of
+    the ones with the most cycles, where names that differ only in numbers are one: ``of_which``
+    (cycles) and ``alike`` (how many names); of their longest step: ``task, direction, step, op,
+    tensor, name`` (of ``named``) and ``times`` (on the path).
     """
-    across = path["cause"].isin(_ACROSS).to_numpy()
-    name = path["op"].map(operators).fillna(path["name"])
-    groups = path.assign(
-        group=np.where(across, path["step"], -1),
-        update=path["task"] == BodyTask.UPDATE,
-        name=name,
-        part=name.astype(str).str.replace(NUMBER, "*", regex=True),
-    )
-    whole = ["cause", "ipu", "stage", "group", "update"]
-    about = ["task", "direction", "step", "op", "tensor", "name"]
-    steps = groups.groupby([*whole, "part", *about], sort=False, as_index=False)[
-        ["times", "cycles"]
-    ].sum()
-    steps = steps.sort_values("cycles", ascending=False, kind="stable")
-    parts = steps.groupby([*whole, "part"], sort=False, as_index=False)
-    rows = parts.first().assign(of_which=parts["cycles"].sum()["cycles"])
-    rows["alike"] = parts["name"].nunique()["name"]
-    rows = rows.sort_values("of_which", ascending=False, kind="stable")
-    by_whole = rows.groupby(whole, sort=False, as_index=False)
-    rows = by_whole.first().assign(cycles=by_whole["of_which"].sum()["of_which"])
-    rows["share"] = rows["cycles"] / max(1, int(path["cycles"].sum()))
-    rows = rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
-    return rows[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which", "alike"]]
+    step = np.where(np.isin(path["cause"], _ACROSS), path["step"], -1)
+    whole = [*(path[name] for name in ("cause", "ipu", "stage")), step]
+    whole.append(path["task"] == BodyTask.UPDATE)
+    about = ("task", "direction", "step", "op", "tensor")
+    alike_as = {name: NUMBER.sub("*", name).removesuffix("_*") for name in {*named.tolist()}}
+    part = np.array([alike_as[name] for name in named.tolist()], dtype=object)
+    rows, which = first_ones(*whole, part, named, *(path[name] for name in about))
+    times, cycles = (summed(path[name], which, len(rows)) for name in ("times", "cycles"))
+    order = np.argsort(-cycles, kind="stable")
+    leads, which = first_ones(*(values[rows[order]] for values in (*whole, part)))
+    names, _ = first_ones(which, named[rows[order]])
+    alike = np.bincount(which[names], minlength=len(leads))
+    of_which = summed(cycles[order], which, len(leads))
+    parts = np.argsort(-of_which, kind="stable")
+    tops, which = first_ones(*(values[rows[order[leads[parts]]]] for values in whole))
+    total = summed(of_which[parts], which, len(tops))
+    longest = np.argsort(-total, kind="stable")
+    top = parts[tops[longest]]
+    lead = order[leads[top]]
+    return {
+        **{name: path[name][rows[lead]] for name in ("cause", "ipu", "stage")},
+        "cycles": total[longest],
+        "share": total[longest] / max(1, int(cycles.sum())),
+        **{name: path[name][rows[lead]] for name in about},
+        "name": named[rows[lead]],
+        "times": times[lead],
+        "of_which": of_which[top],
+        "alike": alike[top],
+    }

@@ -17,12 +17,14 @@ from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles, ov
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.pod import shards_of
-from ipuscope.profiler.analysis.stages import ipu_costs, slowest
+from ipuscope.profiler.analysis.stages import slowest
+from ipuscope.profiler.analysis.waits import computing
 from ipuscope.profiler.analysis.waits import of as waits_of
 from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.report.frames import summed
 from ipuscope.profiler.timeline.tile_usage import Overflow
 from ipuscope.profiler.units import count
 
@@ -229,12 +231,14 @@ def slowest_of(report: Report) -> Slowest | None:
     if one is None:
         return None
     name, blocks, cycles, ratio = one
-    costs, stages = ipu_costs(report), report.stages
-    ipu = int(costs["ipu"].iloc[int(costs["cycles"].to_numpy().argmax())])
-    of_ipu = stages[stages["ipu"] == ipu]
-    longest = int(of_ipu["stage"].iloc[int(of_ipu["cycles"].to_numpy().argmax())])
-    critical = waits_of(report) if len(report.runs) else None
-    on_path = critical.computing.get(ipu, 0) / max(1, critical.total) if critical else 0.0
+    stages, on_path = report.stage_columns, 0.0
+    ipus, which = np.unique(stages["ipu"], return_inverse=True)
+    ipu = int(ipus[summed(stages["cycles"], which, len(ipus)).argmax()])
+    of_ipu = np.flatnonzero(stages["ipu"] == ipu)
+    longest = int(stages["stage"][of_ipu[stages["cycles"][of_ipu].argmax()]])
+    if len(report.trace.columns["id"]):
+        computes, total = computing(report)
+        on_path = computes.get(ipu, 0) / max(1, total)
     return Slowest(name, longest, blocks, cycles, ratio, on_path)
 
 

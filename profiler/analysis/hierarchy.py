@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ipuscope.profiler.analysis.critical_path import cause_of_kind, spent_by_step
+from ipuscope.profiler.analysis.critical_path import cause_of_kind, pieces, spent_by_step
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import frame_of, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,19 +76,14 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 
 def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
     """`spent_by_step` of all tasks of a device iteration that are no waiting."""
-    busy, body = _busy(report, run, iteration), report.file.table(records.Body)["id"]
-    pieces = busy.value_counts(sort=False).rename("times").reset_index()
-    return spent_by_step(report, pieces.assign(body=body[pieces["body"]], phase=""))
+    return frame_of(spent_by_step(report, *pieces(*_busy(report, run, iteration))))
 
 
-def _busy(report: Report, run: int, iteration: int) -> pd.DataFrame:
-    """``body`` (a row of their table) and ``length`` (cycles) of all tasks that are no waiting."""
-    import pandas as pd
-
-    ran = report.trace.executed_tasks(run, None, iteration)
-    waits = report.file.table(records.Body)["kind"] == "idle"
-    tasks = pd.DataFrame({"body": ran.what, "length": ran.end - ran.start})
-    return tasks[~waits[ran.what]]
+def _busy(report: Report, run: int, iteration: int) -> tuple[np.ndarray, np.ndarray]:
+    """Body (a row of their table) and length (cycles) of all tasks that are no waiting."""
+    tasks = report.trace.tasks(run, None, iteration)
+    waits = report.file.table(records.Body).equals("kind", "idle")[tasks.body]
+    return tasks.body[~waits], (tasks.end - tasks.start)[~waits]
 
 
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
@@ -416,9 +412,10 @@ def by_direction(report: Report) -> Look:
     """`first_look` by direction: at once, for it takes tasks instead of their steps."""
     import pandas as pd
 
-    cycles = _busy(report, 0, 0).groupby("body")["length"].sum()
-    body = report.file.table(records.Body)
-    of = (body[name][cycles.index].tolist() for name in ("direction", "kind"))
+    ran, length = _busy(report, 0, 0)
+    bodies, which = np.unique(ran, return_inverse=True)
+    cycles, body = summed(length, which, len(bodies)), report.file.table(records.Body)
+    of = (body[name][bodies].tolist() for name in ("direction", "kind"))
     kinds = [str(direction or cause_of_kind(kind)) for direction, kind in zip(*of, strict=True)]
     rows = [((kind,), spent, kind) for kind, spent in zip(kinds, cycles.tolist(), strict=True)]
     return look(tree(pd.DataFrame(rows, columns=pd.Index(_LEAF))), ())

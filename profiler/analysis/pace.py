@@ -36,11 +36,11 @@ def turn(*reports: Report) -> str:
 
 def pace(report: Report, run: int = 0) -> Pace:
     """The pace of a run's device iteration (one weight update); zeros if none was profiled."""
-    runs = report.runs
-    if run >= len(runs) or not runs["iterations"].iloc[run]:
+    trace = report.trace
+    if run >= len(trace.columns["id"]) or not len(trace.iterations(run, None)):
         return Pace(0, 0, 0.0)
-    cycles = int(runs["cycles"].iloc[run] // runs["iterations"].iloc[run])
-    batches = int(report.tasks(run, iteration=0)["micro_batch"].max()) + 1
+    cycles = int(report.file.table(records.Trace)["iteration_cycles"][trace.trace_of(run)])
+    batches = int(trace.tasks(run, None, 0).micro_batch.max()) + 1
     samples = batches * int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas
     return Pace(cycles, batches, samples * report.target.clock_hz / cycles if cycles else 0.0)
 

@@ -9,18 +9,20 @@ the machine's exactly.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ipuscope.profiler import units
-from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.analysis.critical_path import pieces, spent_by_step
 from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import first_ones, frame_of, looked_up, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +125,7 @@ def peak(report: Report) -> Peak | None:
     None without a schedule, without operations, or if the peak of the machine is not in our tables.
     """
     rates = MACS_PER_CYCLE.get(report.target.architecture.lower())
-    if rates is None or not len(report.runs) or not pace(report).cycles:
+    if rates is None or not len(report.trace.columns["id"]) or not pace(report).cycles:
         return None
     steps = _steps(report)
     dtype = _dtype(report, steps)
@@ -132,10 +134,11 @@ def peak(report: Report) -> Peak | None:
     per_tile = 2 * rates[dtype == "float32"]
     tiles, ipus = report.target.tiles_per_ipu, report.target.ipus_per_replica
     machine = pace(report).cycles * ipus * tiles * per_tile
-    again = int(steps.loc[steps["part"] == AGAIN, "flops"].sum())
-    works = steps["flops"] > 0
-    sums = steps.groupby(["part", works])[["cycles", "busy", "flops"]].sum()
-    sums = sums.astype(object).reset_index(level="part")  # Python's numbers: int64 may be too small
+    again = int(steps["flops"][steps["part"] == AGAIN].sum())
+    first, which = first_ones(steps["part"], steps["flops"] > 0)
+    sums = {"part": steps["part"][first]}
+    for name in ("cycles", "busy", "flops"):  # Python's numbers: int64 may be too small
+        sums[name] = summed(steps[name], which, len(first)).astype(object)
     parts = {part: int(sum(own)) for part, own in _parts(sums, tiles * per_tile, per_tile).items()}
     model = int(steps["flops"].sum()) - again
     parts[WAITING] += machine - model - sum(parts.values())  # of IPUs that have no tasks
@@ -152,28 +155,38 @@ def lost(report: Report) -> pd.DataFrame:
     top, tiles = peak(report), report.target.tiles_per_ipu
     if top is None:
         return pd.DataFrame(columns=[*PARTS, "model"], dtype=np.int64).rename_axis("op")
-    steps = _steps(report)
-    steps = steps[steps["op"] >= 0]
+    ops, model, steps = _model(report)
     parts = _parts(steps, top.flops_per_cycle, top.flops_per_cycle // tiles)
-    model = np.where(steps["part"] == AGAIN, 0, steps["flops"])
-    return pd.DataFrame({"op": steps["op"].to_numpy(), **parts, "model": model}).groupby("op").sum()
+    return pd.DataFrame({"op": ops, **parts, "model": model}).groupby("op").sum()
 
 
-def of_stages(report: Report) -> pd.Series[float]:
+def _model(report: Report) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Operators of steps that have one, the model's operations of each, and these steps."""
+    steps = _steps(report)
+    steps = {name: values[steps["op"] >= 0] for name, values in steps.items()}
+    return steps["op"], np.where(steps["part"] == AGAIN, 0, steps["flops"]), steps
+
+
+def of_stages(report: Report) -> dict[int, float]:
     """The part of MFU of each stage's operators, by stage: their FLOPs over an IPU's peak, 0..1.
 
     They add up for an IPU with several stages; the mean over IPUs is MFU. Empty without `peak`.
     """
     top = peak(report)
-    model = lost(report)["model"]
-    stage = report.ops["stage"].reindex(model.index)
-    each = top.machine / report.target.ipus_per_replica if top else 1.0
-    shares = model.groupby(stage).sum() / each
-    shares.index.name = "stage"
-    return shares
+    if top is None:
+        return {}
+    ops, model, _ = _model(report)
+    row = report.file.rows_of(records.Op, ops)
+    there = row >= 0
+    stages, which = np.unique(
+        report.file.table(records.Op)["stage"][row[there]], return_inverse=True
+    )
+    flops = summed(model[there], which, len(stages))
+    each = top.machine / report.target.ipus_per_replica
+    return dict(zip(stages.tolist(), (flops / each).tolist(), strict=True))
 
 
-def _steps(report: Report) -> pd.DataFrame:
+def _steps(report: Report) -> dict[str, np.ndarray]:
     """What tasks spend by step: ``op, step, part, cycles``, ``busy`` and ``flops``, executed.
 
     ``busy``: cycles of all tiles in compute sets, recomputation excluded; ``part``: of `PARTS`; ""
@@ -182,31 +195,28 @@ def _steps(report: Report) -> pd.DataFrame:
     return report.file.once("steps against the peak", lambda: _spent(report))
 
 
-def _spent(report: Report) -> pd.DataFrame:
-    import pandas as pd
-
-    tasks = report.tasks(0, iteration=0)
-    tasks = tasks[tasks["ipu"] < report.target.ipus_per_replica]
-    tasks = tasks[tasks["kind"].astype(str) != records.BESIDE]
-    in_ramp = tasks["phase"].astype(str).isin(_RAMPS)
-    idle = (tasks["kind"].astype(str) == "idle").to_numpy()
-    waits = tasks.loc[idle, "cycles"].groupby(in_ramp[idle]).sum()
-    counts = tasks.loc[~idle, ["body", "cycles"]].value_counts(sort=False).rename("times")
-    pieces = counts.reset_index().rename(columns={"cycles": "length"})
-    spent = spent_by_step(report, pieces.assign(phase=""))
-    own = spent["cause"].isin(_OF_OPERATORS).to_numpy()
-    again = own & (spent["direction"].astype(str) == Direction.RECOMPUTE).to_numpy()
-    computes = (spent["cause"] == "compute").to_numpy() & ~again
-    part = spent["cause"].astype(str).map(_OF_CAUSE).fillna("").to_numpy(dtype=object)
+def _spent(report: Report) -> dict[str, np.ndarray]:
+    tasks, body = report.trace.tasks(0, None, 0), report.file.table(records.Body)
+    own = tasks.ipu < report.target.ipus_per_replica
+    tasks = tasks.where(own & ~body.equals("kind", records.BESIDE)[tasks.body])
+    length, idle = tasks.end - tasks.start, body.equals("kind", "idle")[tasks.body]
+    in_ramp = np.isin(report.trace.phases(0, tasks), [*map(records.PHASES.index, _RAMPS)])
+    waited = {RAMPS: length[idle & in_ramp].sum(), WAITING: length[idle & ~in_ramp].sum()}
+    spent = spent_by_step(report, *pieces(tasks.body[~idle], length[~idle]), named=False)
+    again = np.isin(spent["cause"], _OF_OPERATORS)
+    again &= spent["direction"] == Direction.RECOMPUTE
+    computes = (spent["cause"] == "compute") & ~again
+    part = np.array([_OF_CAUSE.get(cause, "") for cause in spent["cause"].tolist()], dtype=object)
     part[again] = AGAIN
-    busy, flops = _work(report, spent["step"].to_numpy()) * spent["times"].to_numpy()
-    rows = spent[["op", "step", "cycles"]].assign(
-        part=part, busy=np.where(computes, busy, 0), flops=np.where(computes | again, flops, 0)
-    )
-    waited = [(RAMPS, int(waits.get(True, 0))), (WAITING, int(waits.get(False, 0)))]
-    none = {"op": -1, "step": -1, "busy": 0, "flops": 0}
-    waiting = pd.DataFrame([{**none, "part": name, "cycles": many} for name, many in waited])
-    return pd.concat([rows, waiting], ignore_index=True)
+    busy, flops = _work(report, spent["step"]) * spent["times"]
+    return {
+        "op": np.append(spent["op"], [-1, -1]),
+        "step": np.append(spent["step"], [-1, -1]),
+        "part": np.append(part, [*waited]),
+        "cycles": np.append(spent["cycles"], [*waited.values()]),
+        "busy": np.append(np.where(computes, busy, 0), [0, 0]),
+        "flops": np.append(np.where(computes | again, flops, 0), [0, 0]),
+    }
 
 
 def _work(report: Report, steps: np.ndarray) -> np.ndarray:
@@ -225,11 +235,9 @@ def _work(report: Report, steps: np.ndarray) -> np.ndarray:
     return np.array([busy, np.where(there, flops, 0)])
 
 
-def _parts(steps: pd.DataFrame, per_cycle: int, per_tile: int) -> dict[str, np.ndarray]:
+def _parts(steps: Mapping[str, np.ndarray], per_cycle: int, per_tile: int) -> dict[str, np.ndarray]:
     """Operations of each of `PARTS`, a number for each row."""
-    part, cycles, busy, flops = (
-        steps[name].to_numpy() for name in ("part", "cycles", "busy", "flops")
-    )
+    part, cycles, busy, flops = (steps[name] for name in ("part", "cycles", "busy", "flops"))
     whole, at_work = cycles * per_cycle, busy * per_tile
     computes, works = part == "", flops > 0
     return {
@@ -240,12 +248,14 @@ def _parts(steps: pd.DataFrame, per_cycle: int, per_tile: int) -> dict[str, np.n
     }
 
 
-def _dtype(report: Report, steps: pd.DataFrame) -> str | None:
+def _dtype(report: Report, steps: Mapping[str, np.ndarray]) -> str | None:
     """The type of operands in which products do most of the operations; None without any."""
-    flops = steps["flops"].groupby(steps["op"]).sum()
-    types = products(report)["operands"]
-    by_type = flops.reindex(types.index).fillna(0).groupby(types).sum()
-    return str(by_type.idxmax()) if by_type.any() else None
+    columns, by_type = product_columns(report), {}
+    place = looked_up(steps["op"], columns["op"], np.arange(len(columns["op"])), -1)
+    flops = summed(steps["flops"][place >= 0], place[place >= 0], len(columns["op"]))
+    for name in sorted({*columns["operands"].tolist()}):
+        by_type[str(name)] = int(flops[columns["operands"] == name].sum())
+    return max(by_type, key=by_type.__getitem__) if any(by_type.values()) else None
 
 
 def products(report: Report) -> pd.DataFrame:
@@ -253,8 +263,12 @@ def products(report: Report) -> pd.DataFrame:
 
     Types as torch names them; if an operator has several, that of the one with the most operations.
     """
-    import pandas as pd
+    columns = product_columns(report)
+    return frame_of(columns).set_index("op")
 
+
+def product_columns(report: Report) -> dict[str, np.ndarray]:
+    """`products` as arrays, and ``op``."""
     types, sets = report.file.table(records.VertexType), report.file.table(records.ComputeSet)
     uses = report.file.table(records.VertexUse)
     of_type = {
@@ -263,16 +277,17 @@ def products(report: Report) -> pd.DataFrame:
         if (match := _AMP.match(str(name)))
     }
     rows = np.flatnonzero(np.isin(uses["vertex_type"], list(of_type)))
-    by_set = pd.Series(uses["vertex_type"][rows], index=uses["compute_set"][rows])
-    steps = pd.DataFrame(
-        {name: report.sequence.steps_in_order(name) for name in ("op", "compute_set")}
-    )
-    steps = steps[steps["compute_set"].isin(by_set.index) & (steps["op"] >= 0)].drop_duplicates()
-    steps["flops"] = pd.Series(sets["flops"], index=sets["id"]).reindex(steps["compute_set"]).array
-    steps["type"] = by_set[~by_set.index.duplicated()].reindex(steps["compute_set"]).array
-    steps = steps.sort_values("flops", ascending=False, kind="stable").drop_duplicates("op")
-    both = [of_type[one] for one in steps["type"].tolist()]
+    of_sets, first = np.unique(uses["compute_set"][rows], return_index=True)
+    op, of = (report.sequence.steps_in_order(name) for name in ("op", "compute_set"))
+    here = np.flatnonzero(np.isin(of, of_sets) & (op >= 0))
+    here = here[first_ones(op[here], of[here])[0]]
+    flops = looked_up(of[here], sets["id"], sets["flops"], -1)
+    here = here[np.argsort(-flops, kind="stable")]
+    here = here[first_ones(op[here])[0]]
+    type_of = looked_up(of[here], of_sets, uses["vertex_type"][rows[first]], -1)
+    both = [of_type[one] for one in type_of.tolist()]
     names = {
-        name: [_TYPES[one[at]] for one in both] for at, name in enumerate(("operands", "partials"))
+        name: np.array([_TYPES[one[at]] for one in both], dtype=object)
+        for at, name in enumerate(("operands", "partials"))
     }
-    return pd.DataFrame(names, index=pd.Index(steps["op"], name="op"))
+    return {"op": op[here], **names}

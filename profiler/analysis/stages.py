@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import frame_of, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,15 +22,24 @@ def ipu_costs(report: Report) -> pd.DataFrame:
     ``ipu, stages`` (their ids, "0, 3"), ``blocks`` (their names, joined by ", "), ``count`` (of
     stages), ``cycles`` and ``share`` (of the slowest IPU, 0..1), by IPU.
     """
-    stages = report.stages
-    names = stages.assign(id=stages["stage"].astype(str))
-    table = names.groupby("ipu", as_index=False).agg(
-        stages=("id", ", ".join),
-        blocks=("blocks", lambda blocks: ", ".join(filter(None, blocks))),
-        count=("id", "size"),
-        cycles=("cycles", "sum"),
-    )
-    return table.assign(share=table["cycles"] / max(1, table["cycles"].max() if len(table) else 1))
+    return frame_of(_costs(report))
+
+
+def _costs(report: Report) -> dict[str, np.ndarray]:
+    stages = report.stage_columns
+    ipus, which = np.unique(stages["ipu"], return_inverse=True)
+    members = [np.flatnonzero(which == at) for at in range(len(ipus))]
+    ids = [", ".join(map(str, stages["stage"][rows])) for rows in members]
+    blocks = [", ".join(filter(None, stages["blocks"][rows])) for rows in members]
+    cycles = summed(stages["cycles"], which, len(ipus))
+    return {
+        "ipu": ipus,
+        "stages": np.array(ids, dtype=object),
+        "blocks": np.array(blocks, dtype=object),
+        "count": np.array([*map(len, members)], dtype=np.int64),
+        "cycles": cycles,
+        "share": cycles / max(1, cycles.max(initial=1)),
+    }
 
 
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
@@ -36,10 +48,10 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
     "stage 2", or "IPU 0 (stages 0, 3)" if any IPU has several stages, "IPU 0 (48 stages)" if it has
     many; of many Blocks the first few are named. None without a stage.
     """
-    costs = ipu_costs(report)
-    if not len(costs):
+    costs = _costs(report)
+    if not len(costs["ipu"]):
         return None
-    most = costs.iloc[int(costs["cycles"].to_numpy().argmax())]
+    most = {name: values[costs["cycles"].argmax()] for name, values in costs.items()}
     name = f"stage {most['stages']}"
     if (costs["count"] > 1).any():
         count, ids = int(most["count"]), most["stages"]

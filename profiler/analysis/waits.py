@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +12,17 @@ import numpy as np
 from ipuscope.profiler import units
 from ipuscope.profiler.analysis.critical_path import (
     NUMBER,
+    Path,
     chain_of,
-    critical_path,
     entries,
+    path_columns,
     waterfall,
 )
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import first_ones, frame_of, summed
 from ipuscope.profiler.units import percent, size
 
 if TYPE_CHECKING:
@@ -36,17 +40,28 @@ _MOST_TENSORS = 2
 _SHARED = ("host I/O", "streaming memory", "collective over replicas")
 
 
-def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
-    """The `entries` of a critical path with ``what``: a sentence on each. Most cycles first.
+def longest_waits(report: Report) -> pd.DataFrame:
+    """The `entries` of the critical path with ``what``: a sentence on each. Most cycles first.
 
     Transfers to or from what all IPUs share, of tensors whose names differ only in a layer's
     number, are one row: that of the longest, with the cycles and ``times`` of all.
     """
-    rows = entries(path, report.ops["name"])
-    across = ~rows["cause"].isin([*_WORK])
-    moved = _moved(report.sequence.moved_tensors, rows.loc[across, "step"])
-    rows.insert(0, "what", [_words(row, moved) for row in rows.itertuples(index=False)])
-    return _together(rows)
+    return frame_of(longest_columns(report))
+
+
+def longest_columns(report: Report) -> dict[str, np.ndarray]:
+    """`longest_waits` as arrays."""
+    return report.file.once("columns of the longest waits", lambda: _longest_columns(report))
+
+
+def _longest_columns(report: Report) -> dict[str, np.ndarray]:
+    path = path_columns(report)
+    operators = report.file.op_names(path["op"])
+    rows = entries(path, np.where(operators != "", operators, path["name"]))
+    moved = _moved(report, rows["step"][~np.isin(rows["cause"], [*_WORK])])
+    names, each = [*rows], zip(*(values.tolist() for values in rows.values()), strict=True)
+    what = [_words(SimpleNamespace(**dict(zip(names, row, strict=True))), moved) for row in each]
+    return _together({"what": np.array(what, dtype=object), **rows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +77,16 @@ class _Moved:
     largest: str
 
 
-def _moved(tensors: pd.DataFrame, steps: pd.Series) -> dict[int, _Moved]:
-    """What each of the steps moves; ``tensors``: `Report.sequence.moved_tensors`."""
-    tensors = tensors[tensors["step"].isin(steps)].sort_values("step", kind="stable")
-    step, source, target = (tensors[name].to_numpy() for name in ("step", "source", "target"))
+def _moved(report: Report, steps: np.ndarray) -> dict[int, _Moved]:
+    """What each of the steps moves."""
+    tensors = report.file.table(records.MovedTensor)
+    rows = np.flatnonzero(np.isin(tensors["step"], steps))
+    rows = rows[np.argsort(tensors["step"][rows], kind="stable")]
+    of = (tensors[name][rows] for name in ("step", "source", "target", "name", "bytes"))
+    step, source, target, name, nbytes = of
     unique, first = np.unique(step, return_index=True)
     edges = [*first.tolist(), len(step)]
-    largest = _largest(tensors)
+    largest = _largest(step, name, nbytes)
     return {
         one: _Moved(
             {*source[begin:end].tolist(), *target[begin:end].tolist()},
@@ -79,14 +97,15 @@ def _moved(tensors: pd.DataFrame, steps: pd.Series) -> dict[int, _Moved]:
     }
 
 
-def _largest(tensors: pd.DataFrame) -> dict[int, str]:
+def _largest(step: np.ndarray, name: np.ndarray, nbytes: np.ndarray) -> dict[int, str]:
     """The largest tensors of each step, by all bytes that it moves of them."""
-    by_name = tensors.groupby(["step", "name"], sort=False)["bytes"].sum()
-    by_name = by_name.sort_values(ascending=False, kind="stable")
+    first, which = first_ones(step, name)
+    total = summed(nbytes, which, len(first))
+    order = np.argsort(-total, kind="stable")
     names: dict[int, list[str]] = {}
-    for (step, name), nbytes in zip(by_name.index.tolist(), by_name.tolist(), strict=True):
-        words = names.setdefault(step, [])
-        words.append(f"{name} {size(nbytes)}" if len(words) < _MOST_TENSORS else "")
+    for row, largest in zip(first[order].tolist(), total[order].tolist(), strict=True):
+        words = names.setdefault(int(step[row]), [])
+        words.append(f"{name[row]} {size(largest)}" if len(words) < _MOST_TENSORS else "")
     return {
         step: ", ".join(words[:_MOST_TENSORS])
         + (f" and {len(words) - _MOST_TENSORS} more" if len(words) > _MOST_TENSORS else "")
@@ -94,17 +113,21 @@ def _largest(tensors: pd.DataFrame) -> dict[int, str]:
     }
 
 
-def _together(rows: pd.DataFrame) -> pd.DataFrame:
+def _together(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rows of similar transfers as one."""
-    shared = rows["cause"].isin(_SHARED).to_numpy()
-    alike = rows["what"].astype(str).str.replace(NUMBER, "*", regex=True).to_numpy(dtype=object)
-    groups = rows.groupby(np.where(shared, alike, np.arange(len(rows)).astype(str)), sort=False)
-    merged, count = groups.first()[rows.columns], groups.size()
-    for name in ("cycles", "share", "times"):
-        merged[name] = groups[name].sum()
-    more = [f", and {others - 1} like it" if others > 1 else "" for others in count]
-    merged["what"] = merged["what"] + more
-    return merged.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    alone = ~np.isin(rows["cause"], _SHARED)
+    words = np.array([NUMBER.sub("*", one) for one in rows["what"].tolist()], dtype=object)
+    first, which = first_ones(
+        np.where(alone, np.arange(len(words)), -1), np.where(alone, "", words)
+    )
+    merged = {name: values[first] for name, values in rows.items()}
+    for name in ("cycles", "times"):
+        merged[name] = summed(rows[name], which, len(first))
+    merged["share"] = merged["cycles"] / max(1, int(rows["cycles"].sum()))
+    for row in np.flatnonzero((count := np.bincount(which)) > 1).tolist():
+        merged["what"][row] += f", and {count[row] - 1} like it"
+    order = np.argsort(-merged["cycles"], kind="stable")
+    return {name: values[order] for name, values in merged.items()}
 
 
 def _words(row: Any, moved: dict[int, _Moved]) -> str:
@@ -175,21 +198,30 @@ def of(report: Report) -> WaitsInShort:
 
 @stored
 def _parts(report: Report) -> tuple[pd.DataFrame, pd.DataFrame, dict[int, int]]:
-    path = critical_path(report)
-    longest = longest_waits(report, path).head(MOST)
+    path = path_columns(report)
+    longest = longest_waits(report).head(MOST)
     begin, end = np.array(_places(report, path, longest), dtype=np.int64).reshape(-1, 2).T
-    computes = path[(path["cause"] == "compute") & (path["stage"] >= 0)]
-    by_ipu = computes["cycles"].groupby(computes["ipu"] % report.target.ipus_per_replica).sum()
-    computing = dict(zip(by_ipu.index.tolist(), by_ipu.tolist(), strict=True))
-    return waterfall(path), longest.assign(begin=begin, end=end)[[*_LONGEST]], computing
+    longest = longest.assign(begin=begin, end=end)[[*_LONGEST]]
+    return waterfall(path), longest, computing(report)[0]
 
 
-def _places(report: Report, path: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[int, int]]:
+@stored
+def computing(report: Report) -> tuple[dict[int, int], int]:
+    """`WaitsInShort.computing`, and the cycles of the update."""
+    path = path_columns(report)
+    computes = (path["cause"] == "compute") & (path["stage"] >= 0)
+    ipu = path["ipu"][computes] % report.target.ipus_per_replica
+    ipus, which = np.unique(ipu, return_inverse=True)
+    cycles = summed(path["cycles"][computes], which, len(ipus))
+    return dict(zip(ipus.tolist(), cycles.tolist(), strict=True)), int(path["cycles"].sum())
+
+
+def _places(report: Report, path: Path, rows: pd.DataFrame) -> list[tuple[int, int]]:
     """The place on the path of the longest piece of each wait."""
     tasks, chain = chain_of(report)
-    body = tasks["body"].to_numpy()
+    body = report.file.table(records.Body)["id"][tasks.body]
     on_path = np.where(chain.task >= 0, body[chain.task], -1)
-    steps, bodies, ipus = (path[name].to_numpy() for name in ("step", "body", "ipu"))
+    steps, bodies, ipus = (path[name] for name in ("step", "body", "ipu"))
     places = []
     for step, ipu in zip(rows["step"].tolist(), rows["ipu"].tolist(), strict=True):
         bodies_of_step = bodies[(steps == step) & (ipus == ipu)]

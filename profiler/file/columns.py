@@ -112,7 +112,6 @@ def among(words: Collection[str], places: np.ndarray, texts: Iterable[str]) -> n
 
 
 def _distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    import pandas as pd
-
-    places, words = pd.factorize(texts)
-    return places, words
+    places: dict[str, int] = {}
+    of_rows = [places.setdefault(text, len(places)) for text in texts.tolist()]
+    return np.array(of_rows, dtype=np.int64), np.array([*places], dtype=object)

@@ -61,12 +61,36 @@ def frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame:
     )
 
 
+def first_ones(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row of each group of equal rows, in their order, and the group of each row."""
+    group = np.zeros(len(columns[0]), dtype=np.int64)
+    for values in columns:
+        if values.dtype == object:
+            places: dict[Any, int] = {}
+            code = np.array([places.setdefault(one, len(places)) for one in values.tolist()], int)
+        else:
+            code = np.unique(values, return_inverse=True)[1]
+        pairs = group * (int(code.max(initial=0)) + 1) + code
+        _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[group]
+
+
+def summed(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """The sum of the values of each group: int64[group], exact."""
+    sums = np.zeros(groups, dtype=np.int64)
+    np.add.at(sums, group, values)
+    return sums
+
+
 def columns_without(columns: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
     """The columns without these."""
     return {name: values for name, values in columns.items() if name not in names}
 
 
-def some_columns(columns: dict[str, Any], *names: str) -> dict[str, Any]:
+def some_columns(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """These columns, in this order."""
     return {name: columns[name] for name in names}
 

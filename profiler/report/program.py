@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,10 @@ _FRAME_OF_STEPS = (
 _STEPS_IN_ORDER = (
     *("step", "ipu", "position", "name", "type", "kind", "purpose", "tensor", "direction"),
     *("stage", "block", "op", "cycles", "program"),
+)
+_BODY_STEPS = (
+    *("body", "task", "ipu", "stage", "direction", "step", "kind", "op", "tensor", "purpose"),
+    *("name", "start"),
 )
 VECTORS_OF_STEPS = ("tile_cycles", "bytes_in", "bytes_out")
 
@@ -126,38 +130,38 @@ class ProgramSequence:
         name`` the step, or the body if it has no step (-1); ``start`` counts cycles from the start
         of the body.
         """
-        return self.body_steps_at(np.arange(len(self.bodies_in_row.step)))
-
-    def body_steps_at(self, entries: np.ndarray) -> pd.DataFrame:
-        """Some rows of `body_steps`, by their numbers, without making the others."""
-        body, step, bodies = self.file.table(records.Body), self.columns, self.bodies_in_row
-        at = np.searchsorted(bodies.first, entries, side="right") - 1
-        steps = bodies.step[entries]
-        row = looked_up(steps, step["id"], np.arange(len(step["id"])), 0)
-        what = np.where(steps < 0, len(step["id"]) + at, row)  # of steps, then of bodies
-
-        def of_step(values: np.ndarray, otherwise: np.ndarray) -> Any:
-            both = np.concatenate([values, otherwise])
-            return texts_of(both, what) if both.dtype == object else both[what]
-
-        none = np.full(len(body["id"]), -1)
-        no_text = np.full(len(body["id"]), "", dtype=object)
+        parts = self._of_entries(np.arange(len(self.bodies_in_row.step)), *_BODY_STEPS)
         return frame_of(
             {
-                "body": body["id"][at],
-                "task": texts_of(body["task"], at),
-                "ipu": body["ipu"][at],
-                "stage": body["stage"][at],
-                "direction": texts_of(body["direction"], at),
-                "step": steps,
-                "kind": of_step(self.kinds, body["kind"]),
-                "op": of_step(step["op"], none),
-                "tensor": of_step(step["tensor"], none),
-                "purpose": of_step(step["purpose"], no_text),
-                "name": of_step(step["name"], body["name"]),
-                "start": bodies.start[entries],
+                name: texts_of(values, which) if values.dtype == object else values[which]
+                for name, (values, which) in parts.items()
             }
         )
+
+    def body_steps_at(self, entries: np.ndarray, *names: str) -> dict[str, np.ndarray]:
+        """Some rows of `body_steps`, by their numbers, as arrays; the named columns only."""
+        parts = self._of_entries(entries, *names)
+        return {name: values[which] for name, (values, which) in parts.items()}
+
+    def _of_entries(
+        self, entries: np.ndarray, *names: str
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Columns of `body_steps`: values, and which of them each of the entries has."""
+        body, step, bodies = self.file.table(records.Body), self.columns, self.bodies_in_row
+        at = np.searchsorted(bodies.first, entries, side="right") - 1
+        row = looked_up(bodies.step[entries], step["id"], np.arange(len(step["id"])), 0)
+        what = np.where(bodies.step[entries] < 0, len(step["id"]) + at, row)  # steps, then bodies
+
+        def column(name: str) -> tuple[np.ndarray, np.ndarray]:
+            if name in ("step", "start"):
+                return getattr(bodies, name), entries
+            if name in ("body", "task", "ipu", "stage", "direction"):
+                return body["id" if name == "body" else name], at
+            values = self.kinds if name == "kind" else step[name]
+            none = np.full(len(body["id"]), "" if values.dtype == object else -1, values.dtype)
+            return np.concatenate([values, body[name] if name in ("kind", "name") else none]), what
+
+        return {name: column(name) for name in names}
 
     @cached_property
     def bodies_in_row(self) -> Bodies:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,12 @@ class Answer:
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     cut: bool
+
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray]) -> Answer:
+        """The same of arrays."""
+        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+        return cls(tuple(columns), tuple(rows), False)
 
     def __len__(self) -> int:
         return len(self.rows)

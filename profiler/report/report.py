@@ -121,26 +121,24 @@ class Report:
     @cached_property
     def stages(self) -> pd.DataFrame:
         """Stages: IPU, Blocks, cycles per micro-batch, memory; ``share``: of the slowest stage."""
+        return frame_of(self.stage_columns)
+
+    @cached_property
+    def stage_columns(self) -> dict[str, np.ndarray]:
+        """`stages` as arrays."""
         stage, block = self.file.table(records.Stage), self.file.table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
         names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]
-        return frame_of(
-            {
-                "stage": stage["id"],
-                "ipu": stage["ipu"],
-                "blocks": np.array(names, dtype=object),
-                "forward_cycles": stage["forward_cycles"],
-                "backward_cycles": stage["backward_cycles"],
-                "recompute_cycles": stage["recompute_cycles"],
-                "update_cycles": stage["update_cycles"],
-                "cycles": cycles,
-                "share": cycles / max(1, cycles.max(initial=0)),
-                "stash_depth": stage["stash_depth"],
-                "stash_bytes": stage["stash_bytes"],
-                "weight_bytes": stage["weight_bytes"],
-                "copy_bytes": stage["copy_bytes"],
-            }
-        )
+        spent = (f"{one}_cycles" for one in ("forward", "backward", "recompute", "update"))
+        return {
+            "stage": stage["id"],
+            "ipu": stage["ipu"],
+            "blocks": np.array(names, dtype=object),
+            **some_columns(stage, *spent),
+            "cycles": cycles,
+            "share": cycles / max(1, cycles.max(initial=0)),
+            **some_columns(stage, "stash_depth", "stash_bytes", "weight_bytes", "copy_bytes"),
+        }
 
     @cached_property
     def blocks(self) -> pd.DataFrame:

@@ -321,11 +321,7 @@ class Trace:
     ) -> dict[str, Any]:
         """Columns of the tasks, or of rows derived from them."""
         at = np.arange(len(tasks)) if rows is None else rows
-        body = tasks.body[at]
-        phase = np.full(len(tasks), len(records.PHASES))
-        if len(tasks) and len(self.pipeline_rows(run)):
-            position, code = self.file.keep(("phases", run), lambda: self._phases_of(run))
-            phase = looked_up(tasks.pipeline_cycle, position, code, len(records.PHASES))
+        body, phase = tasks.body[at], self.phases(run, tasks)
         columns = self.file.table(records.Body)
         return {
             "iteration": tasks.iteration[at],
@@ -337,6 +333,14 @@ class Trace:
             "direction": texts_of(columns["direction"], body),
             "micro_batch": tasks.micro_batch[at],
         }
+
+    def phases(self, run: int, tasks: Tasks) -> np.ndarray:
+        """The phase of each task: its position in `records.PHASES`, or their number for none."""
+        none = len(records.PHASES)
+        if not len(tasks) or not len(self.pipeline_rows(run)):
+            return np.full(len(tasks), none)
+        position, code = self.file.keep(("phases", run), lambda: self._phases_of(run))
+        return looked_up(tasks.pipeline_cycle, position, code, none)
 
     def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions of a run's pipeline cycles, and each one's index in `records.PHASES`."""

@@ -144,21 +144,19 @@ def resampled(
     """
     steps, tiles = min(shape[0], last - first), min(shape[1], intervals.tiles)
     base = np.zeros(intervals.tiles, dtype=np.int64) if always is None else always
-    largest = np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
-    if largest.size == 0:
-        return largest
+    if min(steps, tiles) <= 0:
+        return np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
+    largest = np.zeros((steps, intervals.tiles), dtype=np.int64)
     row_edges = first + np.arange(steps) * (last - first) // steps
     tile_edges = np.arange(tiles) * intervals.tiles // tiles
     for begin, piece in blocks(intervals, first, last, base):
-        cells = np.maximum.reduceat(piece, tile_edges, axis=1) if tiles < intervals.tiles else piece
         # The piece may begin within a row of the piece before.
         low = int(np.searchsorted(row_edges, begin, side="right")) - 1
         high = int(np.searchsorted(row_edges, begin + len(piece)))
         edges = np.maximum(row_edges[low:high] - begin, 0)
-        np.maximum(
-            largest[low:high], np.maximum.reduceat(cells, edges, axis=0), out=largest[low:high]
-        )
-    return largest
+        cells = np.maximum.reduceat(piece, edges, axis=0)
+        np.maximum(largest[low:high], cells, out=largest[low:high])
+    return np.maximum.reduceat(largest, tile_edges, axis=1) if tiles < intervals.tiles else largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,12 +41,15 @@ def page(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _by_stage(report: Report, each: bool = False) -> Page:
+    import numpy as np
+
     from ipuscope.profiler.analysis import facts, peak
+    from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import percent
     from ipuscope.reports import alike
     from ipuscope.reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
 
-    stages = report.stages
+    stages = report.stage_columns
     training = bool(stages["backward_cycles"].any())
     columns = [
         Column("stage", "stage", identity),
@@ -56,26 +59,25 @@ def _by_stage(report: Report, each: bool = False) -> Page:
     ]
     if training:
         columns += [Column("backward_cycles", "backward"), Column("update_cycles", "update")]
-    if len(shares := peak.of_stages(report)):
-        stages = stages.assign(mfu=stages["stage"].map(shares).fillna(0.0))
+    if shares := peak.of_stages(report):
+        mfu = np.array([shares.get(stage, 0.0) for stage in stages["stage"].tolist()])
+        stages = {**stages, "mfu": mfu}
         columns.append(Column("mfu", "of\npeak", percent))
     columns.append(Column("share", "of\nslowest", percent))
     if training:
         columns.append(Column("stash_bytes", "stash\nKiB", whole_kibibytes))
     columns.append(Column("weight_bytes", "weights\nKiB", whole_kibibytes))
-    printed, note = None, ""
-    if (
-        not each
-        and len(stages) > alike.FEW
-        and len(rows := alike.stages_alike(stages)) < len(stages)
-    ):
-        printed = rows
+    every, printed, note = Answer.of(stages), None, ""
+    if not each and len(every) > alike.FEW:
+        rows = Answer.of(alike.stages_alike(stages))
+        printed = rows if len(rows) < len(every) else None
+    if printed is not None:
         note = (
             "Stages of equal work are one row, with IPU and Blocks of the first and the largest"
-            f" stash: --each prints all {len(stages)}."
+            f" stash: --each prints all {len(every)}."
         )
-    table = Table("stages", stages, tuple(columns), printed=printed, note=note)
-    if len(stages) < 2:
+    table = Table("stages", every, tuple(columns), printed=printed, note=note)
+    if len(every) < 2:
         return Page(str(report.path), (table,))
     slowest = facts.slowest_of(report)
     words = f"The slowest is {facts.slowest_words(slowest)}." if slowest else ""

@@ -26,19 +26,19 @@ TOP = 12  # rows for people
 def page(report: Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
     from ipuscope.profiler import analysis
-    from ipuscope.profiler.analysis.critical_path import critical_path, waterfall
-    from ipuscope.profiler.analysis.waits import longest_waits
+    from ipuscope.profiler.analysis.critical_path import path_columns, waterfall_columns
+    from ipuscope.profiler.analysis.waits import longest_columns
     from ipuscope.profiler.file.records import PHASES
+    from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import cycles, percent
     from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
 
-    path = critical_path(report)
-    rows = longest_waits(report, path)
-    table, total = waterfall(path), int(path["cycles"].sum())
-    phases = [phase for phase in PHASES if phase in table.columns]
+    path = path_columns(report)
+    table, total = waterfall_columns(path), int(path["cycles"].sum())
+    phases = [phase for phase in PHASES if phase in table]
     by_phase = Table(
         "waterfall",
-        table,
+        Answer.of(table),
         (
             Column("cause", "waits for", text),
             *(Column(phase, phase, cycles) for phase in phases),
@@ -49,7 +49,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     )
     longest = Table(
         "path",
-        rows,
+        Answer.of(longest_columns(report)),
         (
             Column("share", "share", percent),
             Column("cycles", "cycles"),

@@ -27,7 +27,7 @@ from ipuscope.planner.insights.finding import accounted
 from ipuscope.planner.insights.rest import rest
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis, open_report, units
-from ipuscope.profiler.analysis.critical_path import WAITING, critical_path, entries
+from ipuscope.profiler.analysis.critical_path import WAITING, critical_path, entries, path_columns
 from ipuscope.profiler.enums import PipelinePhase, Role
 from tests.models import Mlp, Mnist, TiedWords, model_of
 
@@ -413,7 +413,7 @@ def adds_up_and_is_spoken_of(report: Report) -> None:
     assert path["cycles"].sum() == run["cycles"] // run["iterations"]
     assert (path["cycles"] > 0).all()
     assert WAITING not in set(path["cause"])
-    rows = entries(path, report.ops["name"])
+    rows = entries(columns := path_columns(report), columns["name"])
     assert rows["cycles"].sum() == path["cycles"].sum()
     all_insights = insights(report)
     assert share_accounted(report, all_insights) >= 0.9

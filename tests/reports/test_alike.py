@@ -54,19 +54,17 @@ def test_the_fullest_of_many_unlike_ipus_are_printed() -> None:
 
 
 def test_stages_of_equal_work_are_one_row_with_the_largest_stash() -> None:
-    stages = pd.DataFrame(
-        {
-            "stage": [0, 1, 2, 3],
-            "ipu": [0, 1, 0, 1],
-            "blocks": ["a", "b", "c", "d"],
-            "forward_cycles": [5, 7, 5, 7],
-            "backward_cycles": [1, 1, 1, 2],
-            "update_cycles": 1,
-            "weight_bytes": 8,
-            "stash_bytes": [10, 20, 30, 40],
-        }
-    )
-    shown = alike.stages_alike(stages)
+    stages = {
+        "stage": [0, 1, 2, 3],
+        "ipu": [0, 1, 0, 1],
+        "blocks": ["a", "b", "c", "d"],
+        "forward_cycles": [5, 7, 5, 7],
+        "backward_cycles": [1, 1, 1, 2],
+        "update_cycles": [1, 1, 1, 1],
+        "weight_bytes": [8, 8, 8, 8],
+        "stash_bytes": [10, 20, 30, 40],
+    }
+    shown = alike.stages_alike({name: np.array(values) for name, values in stages.items()})
     assert shown["stage"].tolist() == ["0, 1 more", "1", "3"]
     assert shown["ipu"].tolist() == ["0", "1", "1"]
     assert shown["stash_bytes"].tolist() == [30, 20, 40]

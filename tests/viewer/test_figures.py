@@ -371,10 +371,10 @@ def test_a_waterfall_begins_each_bar_where_the_last_one_ends(report: Report) -> 
 
 def test_the_slowest_is_an_ipu_where_ipus_have_several_stages() -> None:
     def slowest(*rows: tuple[int, int, int]) -> tuple[str, str, int, float] | None:
-        stage, ipu, cycles = zip(*rows, strict=True)
-        blocks = [f"B{one}" for one in stage]
-        stages = pd.DataFrame({"stage": stage, "ipu": ipu, "blocks": blocks, "cycles": cycles})
-        return analysis.slowest(cast(Report, SimpleNamespace(stages=stages)))
+        stage, ipu, cycles = np.array(rows).T
+        blocks = np.array([f"B{one}" for one in stage], dtype=object)
+        stages = {"stage": stage, "ipu": ipu, "blocks": blocks, "cycles": cycles}
+        return analysis.slowest(cast(Report, SimpleNamespace(stage_columns=stages)))
 
     assert slowest((0, 0, 10), (1, 1, 30)) == ("stage 1", "B1", 30, 1.5)
     assert slowest((0, 0, 20), (1, 1, 25), (2, 0, 11)) == (
@@ -386,9 +386,10 @@ def test_the_slowest_is_an_ipu_where_ipus_have_several_stages() -> None:
 
 
 def test_many_stages_of_the_slowest_ipu_are_counted() -> None:
-    blocks = [f"B{one}" for one in range(48)]
-    rows = {"stage": range(48), "ipu": 0, "blocks": blocks, "cycles": 1}
-    report = cast(Report, SimpleNamespace(stages=pd.DataFrame(rows)))
+    stage, one = np.arange(48), np.ones(48, dtype=np.int64)
+    blocks = np.array([f"B{at}" for at in stage], dtype=object)
+    stages = {"stage": stage, "ipu": 0 * one, "blocks": blocks, "cycles": one}
+    report = cast(Report, SimpleNamespace(stage_columns=stages))
     name, named, _, _ = analysis.slowest(report) or ("", "", 0, 0.0)
     assert name == "IPU 0 (48 stages)"
     assert named == "B0, B1, B2, B3, B4, B5 and 42 more"

@@ -37,7 +37,7 @@ class CriticalPath:
 
 def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
     """Where the chain runs (`critical_path.on_ipus`)."""
-    return CriticalPath(*critical_path.on_ipus(tasks, chain))
+    return CriticalPath(*critical_path.on_ipus(tasks["ipu"].to_numpy(), chain))
 
 
 @dataclass(frozen=True, slots=True)

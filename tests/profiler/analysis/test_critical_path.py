@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,36 +126,40 @@ def test_a_profiles_path_adds_up_to_the_device_iteration(demo: Path, kind: str) 
     assert table["cycles"].sum() == path["cycles"].sum()
     phases = [name for name in table.columns if name not in ("cause", "cycles", "share")]
     assert (table[phases].sum(axis=1) == table["cycles"]).all()
-    rows = critical.entries(path, report.ops["name"])
+    rows = critical.entries(columns := critical.path_columns(report), columns["name"])
     assert rows["cycles"].sum() == path["cycles"].sum()
     assert (rows["of_which"] <= rows["cycles"]).all() and rows["share"].sum() == pytest.approx(1)
 
 
 def test_an_operator_of_many_steps_outranks_one_of_a_long_step() -> None:
     """A recurrent layer's steps are one operator's, and equal layers' operators are one."""
-    path = pd.DataFrame(
-        [
-            (0, "head/mm/convolve", 50),
-            *((1, f"rnn.0/gru/step {step}", 20) for step in range(4)),
-            (2, "rnn.1/gru/step 0", 30),
-            (-1, "sync", 60),
-        ],
-        columns=["op", "name", "cycles"],
-    ).assign(cause="compute", ipu=0, stage=0, task="forward", direction="forward", tensor=-1)
-    path = path.assign(step=path.index, times=1)
-    (row,) = critical.entries(path, pd.Series(["head/mm", "rnn.0/gru", "rnn.1/gru"])).itertuples()
-    assert (row.name, row.step, row.of_which, row.alike) == ("rnn.1/gru", 5, 110, 2)
-    assert (row.cycles, row.share) == (220, 1)
+    rows = [("head/mm", 50), *[("rnn.0/gru", 20)] * 4, ("rnn.1/gru", 30)]
+    rows += [("rnn.1/gru_1", 30), ("sync", 60)]
+    step = np.arange(len(rows))
+    same = dict.fromkeys(("ipu", "stage", "times"), np.ones_like(step))
+    texts = {"cause": "compute", "task": "forward", "direction": "forward"}
+    path = {
+        **{name: np.full(len(rows), text, dtype=object) for name, text in texts.items()},
+        **same,
+        "step": step,
+        "op": step,
+        "tensor": step,
+        "cycles": np.array([cycles for _, cycles in rows]),
+    }
+    found = critical.entries(path, np.array([name for name, _ in rows], dtype=object))
+    row = [found[name].item() for name in ("name", "step", "of_which", "alike")]
+    assert row == ["rnn.1/gru", 5, 140, 3]
+    assert found["cycles"].tolist() == [250] and found["share"].tolist() == [1]
 
 
 def test_the_steps_of_a_piece_last_as_long_as_the_piece(tmp_path: Path) -> None:
     """Cycles of each step on the path, compared with the unrolled trace of a device iteration."""
     report = profiler.open_report(synthetic_profile(tmp_path / "profile.pop"))
     tasks, path = critical.chain_of(report)
-    pieces = tasks.iloc[path.task]
+    pieces = tasks.where(path.task)
     steps = report.steps(0, iteration=0)
     expected: dict[int, int] = {}
-    for ipu, start, end in zip(pieces["ipu"], pieces["start"], pieces["end"], strict=True):
+    for ipu, start, end in zip(pieces.ipu, pieces.start, pieces.end, strict=True):
         here = steps[(steps["ipu"] == ipu) & (steps["start"] >= start) & (steps["end"] <= end)]
         for step, cycles in zip(here["step"], here["cycles"], strict=True):
             expected[step] = expected.get(step, 0) + int(cycles)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ipuscope import profiler
-from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.waits import longest_waits
 
 
 def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> None:
     report = profiler.open_report(demo / "training")
-    rows = longest_waits(report, critical_path(report))
+    rows = longest_waits(report)
     assert rows["cycles"].is_monotonic_decreasing
     first, second = rows["what"].tolist()[:2]
     assert first.startswith("from the host: input.0 ")
