@@ -47,10 +47,12 @@ class Confidence:
         whose = ", measured on your machine" * self.own
         if abs(1 / self.low - self.high) < 0.005:
             return f"likely within {more:.0%}{whose}"
-        if fewer < 0:
-            return f"likely {-fewer:.0%} to {more:.0%} more{whose}"
-        if more < 0:
-            return f"likely {-more:.0%} to {fewer:.0%} fewer{whose}"
+        if fewer < 0.005:
+            least = "up to" if fewer > -0.005 else f"{-fewer:.0%} to"
+            return f"likely {least} {more:.0%} more{whose}"
+        if more < 0.005:
+            least = "up to" if more > -0.005 else f"{-more:.0%} to"
+            return f"likely {least} {fewer:.0%} fewer{whose}"
         return f"likely {fewer:.0%} fewer to {more:.0%} more{whose}"
 
     @property

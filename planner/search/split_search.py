@@ -133,7 +133,9 @@ def best_split(
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
     split = Split(prediction, prediction.bottleneck, least, free, bound, ())
-    return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
+    mixed = ["stages as profiled save memory in different ways; here all in one"]
+    mixed *= bool(costs.choices) and len(allowed) == 1
+    return replace(split, why=(split.verdict, *mixed, *_reasons(costs, prediction, least, free)))
 
 
 def one_an_ipu(most: int) -> list[tuple[int, ...]]:

@@ -36,7 +36,8 @@ VECTOR_PER_CYCLE = (4, 2)
 # Vertices of the matrix unit: types of operands and of partials, outputs a pass.
 _AMP = re.compile(r"poplin::ConvPartial(?:1x1Out|nx1|1xNSLIC)<(half|float),(half|float)\b")
 _TYPES = {"half": "float16", "float": "float32"}
-WAITING, RAMPS, COPIES, HOST = "waiting", "ramps", "copies between IPUs", "host"
+WAITING, RAMPS, LINKS = "waiting", "ramps", "exchange between IPUs"
+HOST, STREAMING = "host I/O", "streaming memory"
 EXCHANGE, SYNC, STASH = "on-chip exchange", "sync", "stash"
 AGAIN, IDLE_TILES = "recomputation", "idle tiles"
 REARRANGING, BELOW = "rearranging", "vertices below peak"
@@ -44,8 +45,9 @@ REARRANGING, BELOW = "rearranging", "vertices below peak"
 PARTS = {
     WAITING: "IPUs wait for others, or for the host, with the pipeline full",
     RAMPS: "IPUs wait while the pipeline fills and drains",
-    HOST: "streams, and streaming memory",
-    COPIES: "copies and collectives over links",
+    HOST: "inputs come from the host, outputs go there",
+    STREAMING: "weights, state or activations come from streaming memory, or go there",
+    LINKS: "copies and collectives over links",
     AGAIN: "forward operators that run again for the backward pass, all that they take",
     EXCHANGE: "tiles send and receive operands",
     SYNC: "tiles and IPUs sync",
@@ -59,11 +61,11 @@ _OF_CAUSE = {
     "exchange on chip": EXCHANGE,
     "sync": SYNC,
     "stash": STASH,
-    "copy between IPUs": COPIES,
-    "collective over replicas": COPIES,
-    "collective over shards": COPIES,
+    "copy between IPUs": LINKS,
+    "collective over replicas": LINKS,
+    "collective over shards": LINKS,
     "host I/O": HOST,
-    "streaming memory": HOST,
+    "streaming memory": STREAMING,
     "waiting": WAITING,
 }
 _OF_OPERATORS = ("compute", "exchange on chip", "sync")
@@ -113,7 +115,7 @@ class Peak:
 
     @property
     def lost(self) -> str:
-        """``35.1% copies between IPUs, 21.6% waiting, ...``: parts over 0.05 %, largest first."""
+        """``35.1% exchange between IPUs, 21.6% waiting, ...``: parts over 0.05 %, largest first."""
         rows = sorted(self.rows[:-1], key=lambda one: -one[1])
         return ", ".join(f"{units.percent(part)} {name}" for name, part in rows if part >= 0.0005)
 

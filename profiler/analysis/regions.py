@@ -6,6 +6,8 @@ is say why.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,14 @@ import numpy as np
 from ipuscope.profiler import units
 from ipuscope.profiler.analysis.hierarchy import cycles_by_step
 from ipuscope.profiler.analysis.model_graph import equal_blocks
+from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BY = ("block", "stage", "module", "line", "micro-batch")
+_NUMBER = re.compile(r"\d+")
 _NEAR = 0.001  # of the median: what differs less takes the same
 
 
@@ -64,7 +68,7 @@ class Regions:
         """How many there are, and how many of them take longer."""
         many, slow = len(self.things), int((self.things["why"] != "").sum())
         if not many:
-            return "Nothing in this profile is repeated."
+            return "No two of these are built alike in this profile."
         kinds = units.count(len(self.groups), "group")
         return f"{many:,} in {kinds} built alike; slower than the median of their group: {slow:,}."
 
@@ -97,14 +101,14 @@ def _of_steps(report: Report, by: str) -> list[tuple[Any, ...]]:
         names = report.blocks["name"].map(lambda name: like.get(name, name))
         built = names.groupby(report.blocks["stage"]).agg(" + ".join)
         group, thing = steps["stage"].map(built), "stage " + steps["stage"].astype(str)
-    elif by == "module":  # alike but for the numbers in their paths
+    elif by == "module":
         thing = ops["module"].reindex(steps["op"]).fillna("").reset_index(drop=True)
-        group = thing.str.replace(r"\d+", "*", regex=True).where(thing.str.contains(r"\d"))
+        group = thing.map(_modules_alike(ops))
     elif by == "line":
         place = ops["file"].str.replace(r".*[/\\]", "", regex=True) + ":" + ops["line"].astype(str)
         place = place.where(ops["file"] != "", None).reindex(steps["op"]).reset_index(drop=True)
         within = kind.astype(object).fillna("").astype(str)
-        group, thing = (place + " in " + within).where(kind.notna()), block
+        group, thing = (place + " in " + within).where(kind.notna()), place + " in " + block
     else:
         group, thing = kind, block
     rows: list[tuple[Any, ...]] = []
@@ -123,9 +127,30 @@ def _of_steps(report: Report, by: str) -> list[tuple[Any, ...]]:
             if thing in slow or thing == middle
         }
         for name, cycles in zip(map(str, work.index), work.tolist(), strict=True):
-            why = _why(keyed[name], keyed[middle], middle) if name in slow else ""
+            other = middle.rpartition(" in ")[2]  # the same line in another Block
+            why = _why(keyed[name], keyed[middle], other) if name in slow else ""
             rows.append((str(one), name, cycles, cycles / median, why))
     return rows
+
+
+def _modules_alike(ops: pd.DataFrame) -> dict[str, str]:
+    """The group of each module with a number in its path: alike but for that, and built alike.
+
+    Modules are built alike with the same ATen operators and FLOPs, in the forward if they have one.
+    """
+    looks: dict[str, dict[bool, list[Any]]] = {}
+    forward = (ops["direction"] == Direction.FORWARD).tolist()
+    columns = (ops[name].tolist() for name in ("module", "aten", "flops"))
+    for module, aten, flops, first in zip(*columns, forward, strict=True):
+        if _NUMBER.search(module):
+            looks.setdefault(module, {}).setdefault(first, []).append((aten, flops))
+    built = {module: (_NUMBER.sub("*", module), *one[max(one)]) for module, one in looks.items()}
+    kinds = Counter(name for name, *_ in set(built.values()))
+    first_of: dict[Any, str] = {}
+    return {
+        module: look[0] if kinds[look[0]] == 1 else first_of.setdefault(look, module)
+        for module, look in built.items()
+    }
 
 
 def _keyed(steps: pd.DataFrame) -> pd.DataFrame:
@@ -141,14 +166,14 @@ def _why(own: pd.DataFrame, usual: pd.DataFrame, middle: str) -> str:
     by_cause = more.groupby(level=0).sum().sort_values(ascending=False, kind="stable")
     cause = str(by_cause.index[0])
     at: Any = more[[cause]].idxmax()
-    said = f"{cause}, {units.cycles(int(by_cause.iloc[0]))} cycles more than in {middle}"
     row: Any = own.loc[at]  # where it takes most more, it has a step
+    many = units.cycles(int(by_cause.iloc[0]))
+    said = f"{cause}, {many} cycles more than in {middle}; most in {row['name']}"
     if at not in usual.index:
-        return f"{said}, which has no {row['name']}"
+        again = at[1] == Direction.RECOMPUTE
+        return f"{said}, {'run again for the backward' if again else f'of which {middle} has none'}"
     other = int(usual["times"][at])
-    return f"{said}; most in {row['name']}" + (
-        f", which runs {row['times']:,} times, not {other:,}" if row["times"] != other else ""
-    )
+    return said + (f", run {row['times']:,} times, not {other:,}" if row["times"] != other else "")
 
 
 def _micro_batches(report: Report) -> list[tuple[Any, ...]]:

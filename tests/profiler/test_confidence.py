@@ -122,6 +122,9 @@ def test_speed_is_a_range(tmp_path: Path, sure: Path, silent: Path) -> None:
         assert known.in_words(500) == "400 to 550"
         assert known.spread == pytest.approx((1.1 / 0.8) ** 0.5 - 1, abs=1e-4)
         assert said.likely(report) == "likely 9% fewer to 25% more"
+    assert said.Confidence(0.7, 1.0).words == "likely up to 43% more"
+    assert said.Confidence(1.0, 1.25).words == "likely up to 20% fewer"
+    assert said.Confidence(0.8, 0.9).words == "likely 11% to 25% more"
     with open_report(sure) as report:  # one that says only how far they are off at most
         known = said.confidence(report)
         assert known is not None and known.rates(119) == pytest.approx((100, 119 * 1.19))

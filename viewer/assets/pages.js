@@ -16,6 +16,28 @@ const zoomOf = (axis) => (relayout, figure) => {
   return ends[0] < ends[1] ? ends.map(String) : ['', ''];
 };
 
+// The frame of the model graph is as high as the graph; of another graph the first node is in sight.
+function asHighAsTheGraph(graph) {
+  const tops = graph.nodes(':orphan'), frame = document.getElementById('model-graph-frame'), zoom = 0.9;
+  const at = (one) => `${one.position('x')},${one.position('y')}`;
+  if (!tops.length || !frame || (tops.length > 1 && tops.every((one) => at(one) === at(tops[0])))) { return; }  // not laid out yet
+  const box = graph.elements().boundingBox(), whole = zoom * box.h + 24, most = graph.height();
+  const high = Math.max(110, Math.min(most, whole));
+  frame.style.height = `${high}px`;
+  const shown = tops.map((one) => one.data('path')).join();
+  if (graph.scratch('shown') === shown) { return; }
+  graph.scratch('shown', shown);
+  const first = tops.min((one) => one.position('x')).ele.position('y');
+  const y = whole <= most ? high / 2 - zoom * (box.y1 + box.y2) / 2 : high / 2 - zoom * first;
+  graph.viewport({ zoom, pan: { x: 12 - zoom * box.x1, y } });
+}
+function showAll(graph) {
+  const box = graph.elements().boundingBox(), frame = document.getElementById('model-graph-frame').getBoundingClientRect();
+  const zoom = Math.min(1, (frame.width - 16) / box.w, (frame.height - 16) / box.h);
+  const pan = { x: (frame.width - zoom * (box.x1 + box.x2)) / 2, y: (frame.height - zoom * (box.y1 + box.y2)) / 2 };
+  graph.viewport({ zoom, pan });
+}
+
 window.dash_clientside.pages = {
   zoom_x: zoomOf('xaxis'),
   zoom_y: zoomOf('yaxis'),
@@ -91,6 +113,9 @@ window.dash_clientside.pages = {
         return;
       }
       graph.off('render', window.ipuscopeBorders).on('render', window.ipuscopeBorders);
+      graph.off('layoutstop').on('layoutstop', () => { asHighAsTheGraph(graph); });
+      graph.off('dbltap').on('dbltap', (event) => { if (event.target === graph) { showAll(graph); } });
+      asHighAsTheGraph(graph);
       requestAnimationFrame(window.ipuscopeBorders);  // of the row, which is there then
     };
     hook(100);

@@ -23,7 +23,6 @@ from ipuscope.viewer.figures import flame, units
 from ipuscope.viewer.figures.drawing import Drawing, note
 from ipuscope.viewer.figures.theme import Theme, text_on
 
-HIGHEST = 420  # pixels of the viewer's canvas
 _MOST_NODES = 1500
 _MOST_STATIC = 60  # nodes of a figure
 _PITCH = 78  # pixels from one row of a figure to the next
@@ -38,20 +37,6 @@ _WHAT = {
 }
 COLOURS = ("stage", *_WHAT)
 _HUES = 8  # colours of consecutive stages before they repeat
-
-
-def height(graph: Graph) -> int:
-    """Pixels of the canvas, by the nodes and passing edges on top of each other."""
-    small = _small(graph)
-    shown = [
-        one for at, one in enumerate(graph.edges) if len(small) <= _MOST_PALE or at not in small
-    ]
-    ends = sorted({(one.source, one.target) for one in shown if one.source < one.target})
-    rank = _ranks(ends, len(graph.nodes))
-    beside = np.bincount(rank, minlength=1)
-    for source, target in ends:
-        beside[rank[source] + 1 : rank[target]] += 1
-    return int(np.clip(70 + 50 * beside.max(), 110, HIGHEST))
 
 
 def _ranks(ends: Sequence[tuple[int, int]], nodes: int) -> np.ndarray:
@@ -187,8 +172,7 @@ def elements(
         kind = "begins " * (".".join(one.path) in begins) + "opened" * (one.opened and one.opens)
         made.append({"data": data, "classes": kind})
     moved, copies = _moved(report), 0
-    small = _small(graph)
-    hidden = small if len(small) > _MOST_PALE else set()
+    small, hidden = _small(graph), _hidden(graph)
     edges = {
         at: edge
         for at, edge in enumerate(graph.edges)
@@ -228,6 +212,24 @@ def _small(graph: Graph) -> set[int]:
     sizes = [edge.bytes for edge in graph.edges if edge.kind == model_graph.TENSOR]
     least = _SMALL * max(sizes, default=0)
     return {at for at, edge in enumerate(graph.edges) if edge.bytes < least}
+
+
+def _hidden(graph: Graph) -> set[int]:
+    """Small edges that are left out, where they are many: not the largest of a node."""
+    small = _small(graph)
+    if len(small) <= _MOST_PALE:
+        return set()
+    joined = {
+        end
+        for at, edge in enumerate(graph.edges)
+        if at not in small
+        for end in (edge.source, edge.target)
+    }
+    kept: dict[int, int] = {}
+    for at in sorted(small, key=lambda at: -graph.edges[at].bytes):
+        for end in {graph.edges[at].source, graph.edges[at].target} - joined:
+            kept.setdefault(end, at)
+    return small - set(kept.values())
 
 
 def _cuts(edges: Mapping[int, Edge], nodes: Sequence[Node]) -> dict[int, int]:
@@ -299,7 +301,7 @@ def _label(one: Node, stages: tuple[int, int], colour: str) -> str:
 
 
 def _edge_label(edge: Edge, across: bool, moved: dict[int, int]) -> str:
-    shapes = ", ".join(edge.shapes[:2]) + (f" + {len(edge.shapes) - 2}" * (len(edge.shapes) > 2))
+    shapes = "\n".join(edge.shapes[:2]) + (f" + {len(edge.shapes) - 2}" * (len(edge.shapes) > 2))
     if edge.kind == model_graph.TIED:
         return f"tied weight {shapes}"
     if not across:
@@ -332,7 +334,7 @@ def _styles(theme: Theme) -> list[dict[str, Any]]:
         f"text-valign: top; border-width: 1; border-color: {theme.muted}",
         "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"
         "text-margin-y: -14; events: no;"
-        f"text-background-color: {theme.card}; text-background-opacity: 0.8; curve-style: bezier;"
+        f"text-background-color: {theme.card}; text-background-opacity: 1; curve-style: bezier;"
         f"target-arrow-shape: triangle; width: 1; line-color: {theme.muted};"
         f"target-arrow-color: {theme.muted}",
         ".begins": f"border-width: 4; border-color: {theme.accent}",

@@ -13,7 +13,7 @@ from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.report import number
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.bars import spacer
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, bar, beside
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, bar, beside, nothing
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -72,8 +72,8 @@ def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
         520,
         margin={"l": 64, "r": 16, "t": 8, "b": 48},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        xaxis={"type": "log", "title": {"text": "FLOPs a byte received"}, "exponentformat": "SI"},
-        yaxis={"type": "log", "title": {"text": "FLOPs a cycle"}, "exponentformat": "SI"},
+        xaxis={"type": "log", "title": {"text": "FLOPs a byte received"}, "dtick": 1},
+        yaxis={"type": "log", "title": {"text": "FLOPs a cycle"}, "dtick": 1},
     )
     return Drawing([*lines, *(one for one in traces if one)], layout)
 
@@ -131,8 +131,8 @@ def _ceilings(report: Report, x: np.ndarray) -> list[tuple[str, np.ndarray, str]
 
 def _line(name: str, x: np.ndarray, y: np.ndarray, dash: str, theme: Theme) -> dict[str, Any]:
     text, last = [""] * len(x), int(np.flatnonzero(np.isfinite(y))[-1])
-    sloped = dash != "solid"  # it ends at another line: its name is below its upper half
-    text[2 * last // 3 if sloped else last] = f"  {name}" if sloped else f"{name}  "
+    sloped = dash != "solid"  # its name is at its lower end, where there are few operators
+    text[0 if sloped else last] = f"  {name}" if sloped else f"{name}  "
     return {
         "type": "scatter",
         "mode": "lines+text",
@@ -182,16 +182,19 @@ def spread(repeated: Regions, clock: Clock, theme: Theme) -> Drawing:
         f"{units.plain(clock.short(float(one.median)))}"
         for one in units.rows_of(groups)
     ]
-    reach = max(0.02, 1.1 * float((things["ratio"] - 1).abs().max() if len(things) else 0))
+    if not len(things):
+        return nothing(repeated.words, theme)
+    ends = (min(0.98, things["ratio"].min()), max(1.02, things["ratio"].max()))
+    room = 0.05 * (ends[1] - ends[0])
     layout = theme.frame(
         84 + 40 * max(1, len(names)),
         margin={"l": 190, "r": 16, "t": 12, "b": 48},
         xaxis={
             "title": {"text": "of the median of its group"},
-            "tickformat": ".0%" if reach > 0.05 else ".1%",
+            "tickformat": ".0%" if room > 0.005 else ".1%",
             "tickangle": 0,
             "nticks": 6,
-            "range": [1 - reach, 1 + reach],
+            "range": [ends[0] - room, ends[1] + room],
         },
         yaxis={
             "range": [len(names) - 0.5, -0.5],

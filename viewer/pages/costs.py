@@ -274,6 +274,8 @@ _POINTS = html.P(
 
 def _slower(repeats: Regions) -> list[Any]:
     """What of repeated things takes longer than the others, and why."""
+    if not len(repeats.things):
+        return []
     note, slow = html.P(repeats.words, className="note"), repeats.slow.head(_MOST_ROWS)
     rows = [(one.name, f"{one.ratio:.2%}", one.why) for one in units.rows_of(slow)]
     return [note, tables.small(rows, words=(0, 2))] if rows else [note]

@@ -21,7 +21,7 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Graph
 from ipuscope.viewer.figures import flame
-from ipuscope.viewer.figures.model_graph import COLOURS, HIGHEST, elements, height
+from ipuscope.viewer.figures.model_graph import COLOURS, elements
 from ipuscope.viewer.pages import common, refused
 from ipuscope.viewer.pages.common import View
 from ipuscope.viewer.profiles import Profiles
@@ -29,8 +29,11 @@ from ipuscope.viewer.profiles import Profiles
 SplitOf = Callable[[Any, Any], tuple[Costs, Assignment, Any]]
 cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 
+_HIGHEST = 600  # pixels of the canvas; assets/pages.js shows as much of it as the graph needs
 _NAMED: Any = {"aria-label": "The model as a graph"}
-_LAYOUT = {"name": "dagre", "rankDir": "LR", "rankSep": 140, "nodeSep": 20, "fit": False}
+# edges that pass nodes are straight: so far apart that they and their labels are beside these
+_APART = {"rankSep": 140, "nodeSep": 20, "edgeSep": 130}
+_LAYOUT = {"name": "dagre", "rankDir": "LR", "fit": False, **_APART}
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one, one) for one in ("forward", "backward", "update"))
 _MANY = 60  # Blocks: beyond so many, equal ones are grouped at first
@@ -48,10 +51,8 @@ def card(view: View, borders: bool = True) -> Any:
     canvas = cyto.Cytoscape(
         id="model-graph",
         layout=_LAYOUT,
-        style={"width": "100%", "height": f"{HIGHEST}px"},
+        style={"width": "100%", "height": f"{_HIGHEST}px"},
         responsive=True,
-        zoom=0.9,
-        pan={"x": 28, "y": 8},
         minZoom=0.05,
         maxZoom=3,
         elements=[],
@@ -78,8 +79,8 @@ def card(view: View, borders: bool = True) -> Any:
         ),
         common.filled("model-graph-said"),
         *where,
-        note=f"Click a node to open it{moves}. Thick: between IPUs; dashed: a tied weight; pale:"
-        " under 1% of the largest.",
+        note=f"Click a node to open it{moves}; double click: all of it. Thick: between IPUs;"
+        " dashed: a tied weight; pale: under 1% of the largest.",
     )
 
 
@@ -98,7 +99,6 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
 
     @app.callback(
         Output("model-graph", "elements"),
-        Output("model-graph-frame", "style"),
         Output("model-graph", "stylesheet"),
         Output("model-graph-said", "children"),
         Output("model-graph-borders", "children"),
@@ -119,8 +119,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
             pass
         key = ("graph", direction, layers, there)
         graph = profiles.made(report, key, lambda: shown(report, direction, layers, there))
-        drawn = elements(report, graph, split, str(colour), common.theme_of(where))
-        return drawn[0], {"height": f"{height(graph)}px"}, *drawn[1:], borders
+        return *elements(report, graph, split, str(colour), common.theme_of(where)), borders
 
     app.clientside_callback(
         common.script("borders"),

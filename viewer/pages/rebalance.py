@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from typing import Any
 
@@ -131,8 +132,8 @@ def _levers_card(view: View, note: str) -> Any:
 
 def _pace(report: Report) -> str:
     if pipelined(report) or report.blocks["stage"].nunique() == 1:
-        return "The longest bar sets the pace."
-    return "Stages work one after another: their sum sets the pace."
+        return "Copies between IPUs, which may take longer, are in the pipeline below."
+    return "Stages work one after another: their sum and the copies between IPUs set the pace."
 
 
 def costs_of(profiles: Profiles, report: Report) -> Costs:
@@ -383,6 +384,8 @@ def _row(costs: Costs, split: Assignment) -> Any:
     assets/viewer.js moves the borders: it reads ``data-split`` and asks for another one.
     """
     work, parts = costs.cycles.work, []
+    # characters of "net." in "net.down.0" and "net.up.0"
+    shared = os.path.commonprefix(costs.names).rfind(".") + 1  # noqa: RUF071
     for stage, (first, last) in enumerate(split.spans(len(costs))):
         wide = work[first : last + 1].sum() > _LEAST_NAMED * work.sum()
         look: Any = {"style": {"order": 2 * first - 1}}
@@ -391,7 +394,7 @@ def _row(costs: Costs, split: Assignment) -> Any:
             forward, backward = (of[block] for of in (costs.cycles.forward, costs.cycles.backward))
             title = f"{costs.names[block]}: forward {forward:,}, backward {backward:,} cycles"
             look = {"style": {"order": 2 * block, "flexGrow": max(1, int(work[block]))}}
-            name = html.Span(costs.names[block])
+            name = html.Span(costs.names[block][shared:])
             parts.append(html.Div(name, className=f"block of-{stage % 2}", title=title, **look))
     on = (",".join(map(str, each)) for each in (split.starts, split.ipus))
     data: Any = {"data-split": "@".join(on), "data-blocks": str(len(costs))}
@@ -420,10 +423,9 @@ def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:
         lead = f"No {what} is quicker."
     else:
         lead = f"No quicker {what} was found."
-    return [
-        html.P(lead),
-        html.Ul([html.Li(sentence(words) + ".") for words in best.why]),
-    ]
+    quicker = rest > 0 or best.prediction.assignment == shown
+    reasons = best.why if quicker else best.why[:1]  # the others are of a split that is slower
+    return [html.P(lead), html.Ul([html.Li(sentence(words) + ".") for words in reasons])]
 
 
 PAGE = Page("/rebalance", "Rebalance", layout, register, "Which Block goes where")

@@ -107,7 +107,10 @@ def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
     """The waterfall from the peak to MFU; each part links to its causes."""
     if (of := peak.peak(report)) is None:
         return []
-    links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in _WHERE.items()}
+    where = {**_WHERE}
+    if report.meta.get("strategy") == "phased":  # whose copies are transfers of stages
+        where[peak.LINKS] = ("timeline", {"find": "/receive"})
+    links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in where.items()}
     note = f"{of.words}. Every cycle of every tile once; a name leads to what causes it."
     figure = peak_figures.from_peak(of, theme)
     return bars_card("From the peak to MFU", "peak", figure, note=note, links=links)
@@ -117,11 +120,12 @@ def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
 _WHERE: dict[str, tuple[str, dict[str, str]]] = {
     peak.WAITING: ("timeline", {}),
     peak.RAMPS: ("timeline", {}),
-    peak.HOST: ("timeline", {"find": "stream"}),
-    peak.COPIES: ("timeline", {"find": "cop"}),
+    peak.HOST: ("timeline", {"find": "Host/"}),
+    peak.STREAMING: ("timeline", {"find": "/load/"}),
+    peak.LINKS: ("timeline", {"find": "copies of"}),
     peak.AGAIN: ("costs", {"sort": "recompute"}),
     peak.EXCHANGE: ("costs", {"find": "on-chip exchange"}),
-    peak.SYNC: ("timeline", {"find": "sync"}),
+    peak.SYNC: ("timeline", {"find": "/Internal"}),
     peak.STASH: ("memory", {}),
     peak.IDLE_TILES: ("costs", {"find": "tiles at work"}),
     peak.REARRANGING: ("costs", {"find": "rearrangement"}),

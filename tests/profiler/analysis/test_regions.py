@@ -35,7 +35,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(of, "equal_blocks", lambda report: dict.fromkeys(names, "layer0"))
     ops = pd.DataFrame(
         {"block_name": names, "file": "/home/me/bert.py", "line": 12, "module": names}
-    )
+    ).assign(direction="forward", aten="aten.mm", flops=1)
     blocks = pd.DataFrame({"name": names, "stage": range(4)})
     return SimpleNamespace(ops=ops, blocks=blocks, runs=[0])
 
@@ -46,18 +46,29 @@ def test_a_slow_block_is_said_with_the_step_that_makes_it_slow(layers: Any) -> N
         assert found.groups[["count", "least", "median", "most"]].values.tolist() == [
             [4, 150, 150.0, 170]
         ]
-        assert found.things["name"].iloc[0] == "layer3"
+        assert found.things["name"].iloc[0] == "bert.py:12 in layer3" if by == "line" else "layer3"
         assert found.slow["why"].tolist() == [
             "compute, 20 cycles more than in layer1; most in layer.3/mm"
         ]
     assert set(regions(layers, "line").groups["group"]) == {"bert.py:12 in layer0"}
 
 
+def test_modules_of_one_pattern_that_do_other_work_are_not_compared(layers: Any) -> None:
+    layers.ops = layers.ops.assign(flops=[1, 1, 2, 2])
+    found = regions(layers, "module")
+    assert found.groups[["group", "count"]].values.tolist() == [["layer0", 2], ["layer2", 2]] or (
+        found.groups[["group", "count"]].values.tolist() == [["layer2", 2], ["layer0", 2]]
+    )
+    assert found.slow["name"].tolist() == ["layer3"]
+
+
 def test_stages_have_their_transfers_and_the_largest_cause_is_said(layers: Any) -> None:
     found = regions(layers, "stage")
     assert found.things["cycles"].tolist() == [220, 160, 160, 160]
     (why,) = found.slow["why"]
-    assert why.startswith("streaming memory, 40") and why.endswith("which has no w/load")
+    assert why.startswith("streaming memory, 40") and why.endswith(
+        "most in w/load, of which stage 1 has none"
+    )
     assert found.words.endswith("slower than the median of their group: 1.")
 
 
