@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ ROOT = Path(__file__).parent.parent
 # takes as many threads as it likes). Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Thousands of tests are collected, and stay: to look through them at every 700 objects takes long.
+gc.set_threshold(20_000, 20, 20)
+
 # A busy machine adds no lines of progress to what a command prints.
 os.environ.setdefault(EVERY_VARIABLE, "600")
 
@@ -28,6 +32,11 @@ def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -
     """Cached data of profiles (`profiler.answers`) neither comes from an earlier run nor stays."""
     os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected is no garbage from here on."""
+    gc.freeze()
 
 
 NO_BROWSER = "no chromium: make browser"

@@ -57,6 +57,7 @@ class Session:
         folder: str,
         model: str,
         peers: object = (),
+        trainer: str = "",
     ) -> None:
         self.path, self.runs, self.closed, self.published = "the/path", 0, 0, 0
         Session.opened.append(self)
