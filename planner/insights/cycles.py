@@ -66,8 +66,8 @@ def split(
     if 2 * ended > gain:  # the uneven stages are not what costs most
         title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
         detail = (
-            f"It {less}, {ended:,} of these {gain:,} because no tied weight travels then"
-            f" (see there). {sentence(name)} takes {times:.2f} × the mean, and the others wait"
+            f"It {less}, {ended:,} of these {gain:,} because no tied weight travels then."
+            f" {sentence(name)} takes {times:.2f} × the mean, and the others wait"
             " for it."
         )
     return [_other_split(title, detail, assignment, gain, waits)]

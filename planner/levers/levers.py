@@ -238,7 +238,7 @@ def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
     if has_open_code(ipus):
         return f"IPU {worst.ipu}: its code did not fit: compile to know"
     if worst.answer is Answer.FITS and not surely_fit((worst,), other_size):
-        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know"
+        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%} of full: compile to know"
     return summary(ipus)
 
 

@@ -192,7 +192,8 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: "model.half()  # and inputs.half() where they are floats",
             lambda basis, value: (
                 "the weights are float32",
-                "In float16 tiles multiply twice as fast, and half the bytes move.",
+                "In float16 matrix units multiply up to 4 times as fast, vector units twice, and"
+                " half the bytes move.",
                 Waits(causes=(*WORK, *_ON_LINKS)),
             ),
             lambda basis, allowed: [True] if basis.sizes.halves and allowed.half else [],

@@ -315,7 +315,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         Column("memory", "memory", sentence),
         Column("title", "change", sentence),
     ]
-    return Table("advice", frame, tuple(columns))
+    return Table("advice", frame, tuple(columns) if advices else ())
 
 
 def _rate(one: Advice) -> str:

@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         )
         came_from = Table(
             "waits",
-            waits,
+            waits[waits["difference"] != 0] if people else waits,
             (
                 Column("cause", "waits for", text),
                 Column("where", "where", text),
@@ -139,14 +139,19 @@ def run(args: argparse.Namespace) -> int:
             f"what {each} waits for on the critical path: the differences add up",
             most=common.top(args),
         )
-        tables = [measures, came_from, *([operators] if len(differ) or not people else [])]
+        tables = [
+            measures,
+            *(one for one in (came_from, operators) if len(one.frame) or not people),
+        ]
         if classes is not None:
             tables.insert(0, _measured(classes))
         if args.form == "csv":
             tables = [operators, measures, came_from]
         alike = len(ops) - len(differ)
         same = f"{count(alike, 'operator')} {'takes' if alike == 1 else 'take'} as long in both."
-        notes = [say(same)] if alike else []
+        as_long = len(waits) > 0 and not waits["difference"].any()
+        notes = [say("On the critical path nothing differs.")] if as_long else []
+        notes += [say(same)] if alike else []
         notes += [say(words) for words in analysis.caveats(report, other)]
         return Page(str(report.path), (*tables, *notes, *marks))
 

@@ -34,7 +34,7 @@ EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as ma
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
 """
 _LITTLE = 0.005  # of the cycles: a split that gains less does not help
-_OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
+_OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and more may"
 _WAYS = ("profiled", "choose", "always", "never")
 
 

@@ -131,3 +131,18 @@ def test_what_cannot_be_compared_is_one_sentence_a_reason(
 def _json(capsys: pytest.CaptureFixture[str], *paths: str) -> str:
     assert main(["compare", "--json", *paths]) == 0
     return capsys.readouterr().out
+
+
+def test_of_waits_only_those_that_differ_are_printed(
+    profiles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, slower = profiles / "ran.pop", profiles / "ran-slower.pop"
+    assert main(["compare", str(one), str(one)]) == 0
+    said = capsys.readouterr().out
+    assert "On the critical path nothing differs." in said and "waits for" not in said
+    assert main(["compare", str(one), str(slower)]) == 0
+    said = capsys.readouterr().out
+    assert "nothing differs" not in said and "waits for" in said
+    assert main(["compare", "--json", str(one), str(one)]) == 0
+    (page,) = json.loads(capsys.readouterr().out)
+    assert page["waits"] and not any(row["difference"] for row in page["waits"])

@@ -8,9 +8,11 @@ import pytest
 
 from ipuscope.planner.advice import advise
 from ipuscope.profiler import Report, analysis, open_report
-from ipuscope.profiler.analysis import waits
+from ipuscope.profiler.analysis import peak, waits
+from ipuscope.profiler.analysis.operators import operators
 from ipuscope.viewer.app import create_app
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.pages import summary
 from tests.synthetic import synthetic_profile
 from tests.viewer.page_requests import PageRequests
 
@@ -41,6 +43,18 @@ def test_the_summary_has_the_reports_numbers(pages: PageRequests, training: Repo
     assert "'/rebalance" in str(page.part("summary-insights"))
     idle = [float(value) for value in page.named("proportions", "waiting")]
     assert idle.index(max(idle)) == training.cycle_proportions(0).eval("idle / total").idxmax()
+
+
+def test_parts_of_the_waterfall_lead_to_steps_of_theirs(training: Report) -> None:
+    found = peak.peak(training)
+    assert found is not None
+    asked = {part: query["find"] for part, (_, query) in summary.where(training) if "find" in query}
+    names = training.program_steps()["name"].astype(str)
+    reasons = operators(training)["why"]
+    for part in (peak.HOST, peak.LINKS, peak.SYNC):
+        assert found.parts[part] and names.str.contains(asked[part], regex=False).any()
+    for part in (peak.EXCHANGE, peak.IDLE_TILES, peak.REARRANGING):
+        assert found.parts[part] and reasons.str.contains(asked[part], regex=False).any()
 
 
 def test_the_heat_map_scales_with_the_report(pages: PageRequests, training: Report) -> None:

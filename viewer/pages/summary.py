@@ -107,10 +107,7 @@ def _from_peak(report: Report, theme: Theme, profiles: Profiles) -> Any:
     """The waterfall from the peak to MFU; each part links to its causes."""
     if (of := peak.peak(report)) is None:
         return []
-    where = {**_WHERE}
-    if report.meta.get("strategy") == "phased":  # whose copies are transfers of stages
-        where[peak.LINKS] = ("timeline", {"find": "/receive"})
-    links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in where.items()}
+    links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in where(report)}
     note = f"{of.words}. Every cycle of every tile once; a name leads to what causes it."
     figure = peak_figures.from_peak(of, theme)
     return bars_card("From the peak to MFU", "peak", figure, note=note, links=links)
@@ -131,6 +128,13 @@ _WHERE: dict[str, tuple[str, dict[str, str]]] = {
     peak.REARRANGING: ("costs", {"find": "rearrangement"}),
     peak.BELOW: ("costs", {"form": "roofline"}),
 }
+
+
+def where(report: Report) -> list[tuple[str, tuple[str, dict[str, str]]]]:
+    """Parts of the waterfall with the page of their causes and its parameters."""
+    phased = report.meta.get("strategy") == "phased"  # whose copies are transfers of stages
+    more = {peak.LINKS: ("timeline", {"find": "/receive"})} if phased else {}
+    return [*(_WHERE | more).items()]
 
 
 def _confidence(report: Report) -> list[Any]:
