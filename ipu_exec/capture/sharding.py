@@ -1,9 +1,9 @@
 """Tensor sharding: the model as run by one of the IPUs that share its tensors.
 
-The plan's styles (`ipu_exec.base.sharding_plan`) are applied as PyTorch applies them, on fake
-weights and in PyTorch's fake process group, of which this process is rank 0. The recorder sees
-the operators on this rank's shares and the collectives, never DTensors. Afterwards the modules
-have their own weights, hooks and forwards again.
+The plan's styles (`ipu_exec.base.sharding_plan`) are applied as PyTorch applies them, on weights
+of the device "meta" and in PyTorch's fake process group, of which this process is rank 0. The
+recorder sees the operators on this rank's shares and the collectives, never DTensors. Afterwards
+the modules have their own weights, hooks and forwards again.
 
 A sharded weight is a plain tensor, this rank's share, which becomes a DTensor while its module
 runs, so that its gradient belongs to that module's backward.
@@ -46,8 +46,8 @@ NOT_SHARDED = Shares({}, {})
 
 
 @contextlib.contextmanager
-def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) -> Iterator[Shares]:
-    """Inside, the model's modules run as the plan specifies. ``fake``: the fake-tensor mode."""
+def sharded(model: torch.nn.Module, sharding: TensorSharding | None) -> Iterator[Shares]:
+    """Inside, the model's modules run as the plan specifies."""
     if sharding is None or sharding.shards == 1:
         yield NOT_SHARDED
         return
@@ -56,8 +56,8 @@ def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) 
     before = [(module, _state(module)) for module in modules.values()]
     try:
         with _ranks(sharding.shards) as mesh:
-            with fake, torch.no_grad():
-                _fake_weights(modules.values())
+            with torch.no_grad():
+                _meta_weights(modules.values())
                 for name, mine in styles.items():
                     for style in mine:
                         _apply(name, modules[name], style, mesh, sharding)
@@ -107,19 +107,18 @@ def _ranks(count: int) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def _fake_weights(modules: Any) -> None:
-    """Weights with true shapes but no memory; modules that share a weight share the fake one."""
-    fakes: dict[int, torch.nn.Parameter] = {}
+def _meta_weights(modules: Any) -> None:
+    """Weights of the true shapes on "meta"; modules that share a weight share one there."""
+    metas: dict[int, torch.nn.Parameter] = {}
     for module in modules:
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in fakes:
-                empty = torch.empty_strided(
-                    parameter.shape, parameter.stride(), dtype=parameter.dtype
-                )
-                fakes[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
-            module._parameters[name] = fakes[id(parameter)]
+            if id(parameter) not in metas:
+                kind = {"dtype": parameter.dtype, "device": "meta"}
+                empty = torch.empty_strided(parameter.shape, parameter.stride(), **kind)
+                metas[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = metas[id(parameter)]
 
 
 def _apply(

@@ -139,7 +139,7 @@ class _Run:
     def graph(self) -> Graph:
         """The graph recorded from the run."""
         step = self.step
-        with sharded(step.model, step.sharding, self.fakes.mode) as shares:
+        with sharded(step.model, step.sharding) as shares:
             self.fakes.shapes = shares.shapes
             self.equal = [one for one in self.equal if cut_alike(one.paths, shares)]
             self.recorder = Recorder(step.optimizer is not None, step.contents, self.devices)

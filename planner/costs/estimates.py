@@ -353,11 +353,10 @@ def _memory(memory: BlockMemory, sizes: pd.DataFrame, samples: float, half: bool
     nbytes = sizes["bytes"] - (sizes["single"] / 2 if half else 0)
     after = (growth * nbytes).groupby([sizes["block"], sizes["always_live"]]).sum()
     before = sizes["bytes"].groupby([sizes["block"], sizes["always_live"]]).sum()
-    ratio = after / before.clip(lower=1)
+    ratio = (after / before.clip(lower=1)).to_dict()
 
     def times(values: np.ndarray, always: int) -> np.ndarray:
-        keys = [(block, always) for block in range(values.shape[-2])]
-        factor = ratio.reindex(keys).fillna(1.0).to_numpy()
+        factor = np.array([ratio.get((block, always), 1.0) for block in range(values.shape[-2])])
         scaled: np.ndarray = np.ceil(values * factor[:, None]).astype(np.int64)
         return scaled
 

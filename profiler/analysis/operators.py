@@ -23,7 +23,7 @@ from ipuscope.profiler.analysis.peak import (
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import looked_up
+from ipuscope.profiler.report.frames import frame_of, looked_up
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +142,9 @@ def _roofline(report: Report, ops: pd.DataFrame, steps: pd.DataFrame) -> pd.Data
     }
     received = steps["bytes_in"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0).to_numpy()
     dtype = _dtypes(report).reindex(ops.index).fillna("")
-    amp = products(report).astype(object).reindex(ops.index, fill_value="")
+    amp = (
+        frame_of(products(report)).set_index("op").astype(object).reindex(ops.index, fill_value="")
+    )
     on_amp = (amp["operands"] != "").to_numpy()
     precision = np.where(on_amp, amp["operands"], dtype)
     macs = MACS_PER_CYCLE.get(target.architecture.lower(), (np.nan, np.nan))

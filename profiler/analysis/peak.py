@@ -22,7 +22,7 @@ from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import first_ones, frame_of, looked_up, summed
+from ipuscope.profiler.report.frames import first_ones, looked_up, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -252,7 +252,7 @@ def _parts(steps: Mapping[str, np.ndarray], per_cycle: int, per_tile: int) -> di
 
 def _dtype(report: Report, steps: Mapping[str, np.ndarray]) -> str | None:
     """The type of operands in which products do most of the operations; None without any."""
-    columns, by_type = product_columns(report), {}
+    columns, by_type = products(report), {}
     place = looked_up(steps["op"], columns["op"], np.arange(len(columns["op"])), -1)
     flops = summed(steps["flops"][place >= 0], place[place >= 0], len(columns["op"]))
     for name in sorted({*columns["operands"].tolist()}):
@@ -260,17 +260,11 @@ def _dtype(report: Report, steps: Mapping[str, np.ndarray]) -> str | None:
     return max(by_type, key=by_type.__getitem__) if any(by_type.values()) else None
 
 
-def products(report: Report) -> pd.DataFrame:
-    """Operators with vertices of the matrix unit, by id: ``operands`` and ``partials``.
+def products(report: Report) -> dict[str, np.ndarray]:
+    """Operators with vertices of the matrix unit: ``op, operands`` and ``partials``.
 
     Types as torch names them; if an operator has several, that of the one with the most operations.
     """
-    columns = product_columns(report)
-    return frame_of(columns).set_index("op")
-
-
-def product_columns(report: Report) -> dict[str, np.ndarray]:
-    """`products` as arrays, and ``op``."""
     types, sets = report.file.table(records.VertexType), report.file.table(records.ComputeSet)
     uses = report.file.table(records.VertexUse)
     of_type = {

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.analysis import critical_path
-from ipuscope.profiler.analysis.critical_path import Chain, chain_through
+from ipuscope.profiler.analysis.critical_path import chain_through, on_ipus
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Ipus, Report
 from ipuscope.profiler.timeline.executed_steps import Executed, as_narrow
@@ -33,11 +32,6 @@ class CriticalPath:
     ipu: np.ndarray  # int64, an entry a piece, as the others
     start: np.ndarray  # cycles from the start of what is shown
     end: np.ndarray
-
-
-def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
-    """Where the chain runs (`critical_path.on_ipus`)."""
-    return CriticalPath(*critical_path.on_ipus(tasks["ipu"].to_numpy(), chain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +201,7 @@ def lanes(
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
     beside = _by_body(tasks, _lies_beside)
-    path = path or on_ipus(tasks, chain_through(tasks))
+    path = path or CriticalPath(*on_ipus(tasks["ipu"].to_numpy(), chain_through(tasks)))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
     if fold and count:
         per_replica = int(stages["ipu"].max()) + 1 if len(stages) else count
