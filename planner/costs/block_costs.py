@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import operator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,12 @@ from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.lazy import cached_property
 
 Index = int | np.ndarray
+_MOST_KEPT = 8  # sets of `BlockCosts.tables`
+# what these do not depend on, or say in their keys, and the memory, which has them
+_BESIDE = {
+    *("micro_batches", "samples", "replicas", "reduce", "rings", "too_full"),
+    *("machine", "memory"),
+}
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,21 @@ class BlockCosts:
     def cache(self) -> dict[object, Any]:
         """Results already computed from these costs, by the function and its arguments."""
         return {}
+
+    @property
+    def tables(self) -> dict[object, Any]:
+        """Results that depend on none of `_BESIDE`, for all costs with this memory.
+
+        Every place of a plan has costs of its own, most of which differ in nothing else.
+        """
+        mine = [getattr(self, one.name) for one in fields(self) if one.name not in _BESIDE]
+        for theirs, tables in self.memory.kept:
+            if all(map(operator.is_, mine, theirs)):
+                return tables
+        tables = dict[object, Any]()
+        del self.memory.kept[: 1 - _MOST_KEPT]
+        self.memory.kept.append((mine, tables))
+        return tables
 
     @cached_property
     def moves(self) -> np.ndarray:

@@ -37,6 +37,16 @@ def _no_code() -> np.ndarray:
     return np.zeros((0, 0), dtype=np.int64)
 
 
+class Kept(list[tuple[list[Any], dict[object, Any]]]):
+    """Tables that follow from bytes, each with the costs that they follow from, too.
+
+    Another process makes its own.
+    """
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
 @dataclass(frozen=True)
 class BlockMemory:
     """Bytes on each tile, int64[Block, tile]; numbers of tensors, int64[Block]."""
@@ -76,6 +86,11 @@ class BlockMemory:
     # the backward's peak right after a recomputed forward, with all that is saved live until its
     # last use: int64[Block, tile]; empty: unknown
     peak_if_again: np.ndarray = field(default_factory=_no_code)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """`ipuscope.planner.costs.block_costs.BlockCosts.tables`."""
+        return Kept()
 
     @cached_property
     def any_saved(self) -> bool:

@@ -22,6 +22,7 @@ from ipuscope.planner.costs.tile_memory import residuals
 from ipuscope.profiler import calibration
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
 
 _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
@@ -163,13 +164,20 @@ class Costs(BlockCosts):
         variables = Variables.of(report)
         return variables.id[copies_of_ties(variables, self.cuts.ties)]
 
-    @property
+    @cached_property
     def with_ties_at_home(self) -> Costs:
         """The costs of splits that read tied weights where they are: none travels."""
         at_home = self.memory.residual_at_home
         if not len(at_home):
             return self
         return replace(self, memory=replace(self.memory, residual=at_home))
+
+    @cached_property
+    def with_free_state(self) -> Costs:
+        """The costs if optimiser state took neither time nor memory."""
+        cycles = replace(self.cycles, update=np.zeros_like(self.cycles.update))
+        memory = replace(self.memory, state=np.zeros_like(self.memory.state))
+        return replace(self, cycles=cycles, memory=memory)
 
     def on_replicas(self, replicas: int, pipeline: int) -> Costs:
         """The costs with so many replicas of ``pipeline`` IPUs: `rings` goes before `reduce`."""

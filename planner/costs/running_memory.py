@@ -259,20 +259,20 @@ class Growing:
         most: np.ndarray = backward + more + sums_of(waits, costs.tied_bytes)
         return most
 
-    def edges(self) -> Edges:
-        """What waits for other IPUs or has come from them."""
-        first = self.first[: len(self.forward)]
+    def edges(self, rows: slice = slice(None)) -> Edges:
+        """What waits for other IPUs or has come from them, of some of the stages."""
+        first = self.first[: len(self.forward)][rows]
         return Edges.of(self.costs, first, first + self.length - 1, self.here)
 
-    @property
-    def passes(self) -> Grown:
-        """What the stages hold in their passes."""
+    def passes(self, rows: slice = slice(None)) -> Grown:
+        """What some of the stages hold in their passes."""
         arrays = (self.forward, self.again, self.early, self.backward, self.update, self.left)
-        return Grown(*arrays, self.own.waits)
+        forward, again, early, backward, update, left = (one[rows] for one in arrays)
+        return Grown(forward, again, early, backward, update, left, self.own.waits)
 
-    def most(self, edges: Edges) -> np.ndarray:
+    def most(self, edges: Edges, rows: slice = slice(None)) -> np.ndarray:
         """Maximum bytes on each tile, including what waits at the edges: [stage, tile]."""
-        grown = self.passes
+        grown = self.passes(rows)
         running = np.maximum(grown.forward + edges.in_forward, grown.turns(edges))
         running = np.maximum(running, edges.in_exchange)
         most: np.ndarray = np.maximum(running, grown.update + grown.left)

@@ -433,5 +433,5 @@ def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
             cached.clear()
         some, final = slice(part.first, part.last + 1), part.last == len(costs) - 1
         own = Own.of(costs, part.choice, final, some)
-        cached[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes
+        cached[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes()
     return grown

@@ -132,14 +132,8 @@ def free_in_parts(
     priced: Priced, replicas: int, question: Question, best: Candidate | None
 ) -> Outcome:
     """What could beat the best with so many replicas if state took neither time nor memory."""
-    costs = priced.costs
-    free = replace(
-        costs,
-        cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)),
-        memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
-    )
     only = replace(question, fixed={**question.fixed, "r": replicas})
-    return beating(replace(priced, costs=free), only, best)
+    return beating(replace(priced, costs=priced.costs.with_free_state), only, best)
 
 
 _Promised = tuple[tuple[float, ...], Place]

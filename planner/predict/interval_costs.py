@@ -14,7 +14,12 @@ import numpy as np
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import surely_passing
-from ipuscope.planner.predict.interval_memory import FULL, IntervalMemory, interval_memory
+from ipuscope.planner.predict.interval_memory import (
+    FULL,
+    IntervalMemory,
+    interval_memory,
+    with_margin,
+)
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline.closed_forms import stash_depth
 
@@ -206,11 +211,19 @@ def _memory(
     enough: int | None,
     in_company: bool = False,
 ) -> IntervalMemory:
-    """`interval_memory`, from an earlier table that is wide, and exact or leaves enough room."""
-    key = "interval_memory", choice, costs.machine.bytes_per_tile, in_company
+    """`interval_memory`, from an earlier table that is wide, and exact or leaves enough room.
+
+    An exact table serves for smaller tiles too, one that leaves room for larger ones.
+    """
+    key, limit = ("interval_memory", choice, in_company), costs.machine.bytes_per_tile
     least_enough = INFINITE if enough is None else enough
-    cached_width, cached_enough, table = costs.cache.get(key, (0, 0, None))
-    if table is None or cached_width < width or cached_enough < least_enough:
+    for exact in (False, True):
+        cached = costs.tables.get((*key, exact), (0, 0, 0, None))
+        cached_width, cached_enough, cached_limit, table = cached
+        of_tile = limit <= cached_limit if exact else limit >= cached_limit
+        if table and cached_width >= width and of_tile and cached_enough >= least_enough:
+            break
+    else:
         # Wider ones will be asked for; more Blocks cost little, as too full stages are skipped.
         wide = cached_width
         if width > cached_width:
@@ -218,7 +231,8 @@ def _memory(
             wider = len(costs) if full else 2 * cached_width
             wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
         table = interval_memory(costs, wide, choice, enough, in_company)
-        costs.cache[key] = wide, INFINITE if table.exact else least_enough, table
+        serves = (INFINITE, with_margin(limit)) if table.exact else (least_enough, limit)
+        costs.tables[(*key, table.exact)] = wide, *serves, table
     narrow: IntervalMemory = table.narrowed(width)
     return narrow
 

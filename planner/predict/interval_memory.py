@@ -22,6 +22,7 @@ from ipuscope.planner.costs.tile_memory import (
     passing_alone,
     waiting,
 )
+from ipuscope.planner.predict.memory_verdict import ABOVE
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
 FULL = np.iinfo(np.int64).max // 8
@@ -76,6 +77,11 @@ class IntervalMemory:
 
 
 _TABLES = ("used", "passing", "gapped", "stash")
+
+
+def with_margin(nbytes: int) -> int:
+    """Bytes of a tile up to which a table for tiles of ``nbytes`` is exact."""
+    return int(nbytes * (1 + ABOVE))
 
 
 def interval_memory(
@@ -207,7 +213,8 @@ def _at_the_end(
     begin = count - width
     kind = _kind(costs, always, own)
     final, code = _Grown.full(width, width), _shared_code(costs)
-    _grow(costs, always.astype(kind, copy=False), own.some(kind), code, begin, final, in_company)
+    small = always.astype(kind, copy=False)
+    _grow(costs, small, own.some(kind), code, begin, final, in_company, ends=True)
     _with_readers(costs, always, own, final, in_company, begin)
     at_the_end = np.flip(np.eye(width, dtype=bool), axis=1)
     grown.rows(begin, width).take(final, at_the_end)
@@ -273,12 +280,17 @@ def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
     return np.int32 if total < 2**31 else np.int64
 
 
-def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int) -> np.ndarray:
-    """`_carried` for sets that each get another Block (``here``), which is added to ``common``."""
+def _with_blocks(
+    costs: BlockCosts, common: np.ndarray, here: slice, count: int, rows: slice
+) -> np.ndarray:
+    """`carried_residuals` of ``rows`` of sets that each get one more Block (``here``).
+
+    It is added to ``common``.
+    """
     if not len(costs.memory.residual):
         return np.zeros((1, 1))
     common[np.arange(len(common)), costs.memory.residual_of[here]] += 1
-    return carried_residuals(costs, common, count)
+    return carried_residuals(costs, common[rows], count)
 
 
 def _grow(
@@ -290,8 +302,12 @@ def _grow(
     grown: _Grown,
     in_company: bool = False,
     last: int | None = None,
+    ends: bool = False,
 ) -> None:
-    """Write fullest tiles from ``begin`` on into ``grown``; stages before ``last`` all have it."""
+    """Write fullest tiles from ``begin`` on into ``grown``; stages before ``last`` all have it.
+
+    ``ends``: only of stages that end with the last Block.
+    """
     count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
     pieces = costs.memory.code
@@ -300,7 +316,7 @@ def _grow(
     # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
     smaller = 2 * int(np.abs(residual).max(initial=0))
     smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
-    enough = costs.machine.bytes_per_tile + smaller
+    enough = with_margin(costs.machine.bytes_per_tile) + smaller
     always_there = np.tile(shared, (size, 1))
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = sums_of(costs.memory.code_users[:, some], pieces)
@@ -328,18 +344,19 @@ def _grow(
                     new_code[block - begin] -= pieces[piece]
             always_there += new_code[step : step + size]
         growing.add(size)
-        edges, besides = growing.edges(), always_there
+        rows = slice(size - 1 if ends else 0, size)
+        edges, besides = growing.edges(rows), always_there[rows]
         common = common[:size]
         if in_company:
             besides = besides + least_residual
         else:
-            besides = besides + _with_blocks(costs, common, here, step + 1).astype(kind)
-        together = besides + growing.most(edges)
-        grown.used[:size, step] = fullest = together.max(axis=1)
+            besides = besides + _with_blocks(costs, common, here, step + 1, rows).astype(kind)
+        together = besides + growing.most(edges, rows)
+        grown.used[rows, step] = fullest = together.max(axis=1)
         if travels:
-            passing = passing_alone(costs, first[:size], first[:size] + step)
+            passing = passing_alone(costs, first[rows], first[rows] + step)
             through = (besides + edges.in_exchange + passing).max(axis=1)
-            grown.passing[:size, step] = np.where(passing.any(axis=1), through, 0)
+            grown.passing[rows, step] = np.where(passing.any(axis=1), through, 0)
         if int(fullest.min()) > enough:
             break
 

@@ -90,8 +90,9 @@ class _Search:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
         # whether an IPU holds stages does not depend on how long a search lets them be
-        self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.cache.setdefault(
-            "fit together", {}
+        key = "fit together", costs.machine.bytes_per_tile
+        self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.tables.setdefault(
+            key, {}
         )
         self._tables: dict[tuple[Choice, bool], IntervalMemory] = {}
         passing = surely_passing(costs, ipus)
@@ -195,11 +196,11 @@ class _Search:
 def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, list[list[int]]]:
     """Cycles of a stage by choice (None: the last stage), first Block and number of more Blocks."""
     key = "lengths of stages", choices
-    if key not in costs.cache:
+    if key not in costs.tables:
         early, final = cycles_of_intervals(costs, choices, len(costs))
         tables = zip((*choices, None), (*early, final), strict=True)
-        costs.cache[key] = {choice: table.tolist() for choice, table in tables}
-    lengths: dict[Choice | None, list[list[int]]] = costs.cache[key]
+        costs.tables[key] = {choice: table.tolist() for choice, table in tables}
+    lengths: dict[Choice | None, list[list[int]]] = costs.tables[key]
     return lengths
 
 

@@ -402,6 +402,8 @@ def _revisiting(
         return start, start, _somewhere(costs, ipus, together, lead)
     if free is None:
         raise ValueError(f"{lead} keeps together the Blocks that must be on one IPU")
+    if holds(costs, splits[0][1]):
+        return free, free, splits[0][1]
     fewest = fewest_stages(costs, choices, in_company=True)
     if fewest > len(costs):
         raise ValueError(f"{lead} fits: a Block alone is more than a tile holds")
