@@ -58,8 +58,8 @@ hardware. Its `classes` of operators each have their `share`, `low`, `high`, `li
 measured `rows` and vendor's `estimates` behind them (docs/fidelity.md#error-bars); `operators`
 has the position in `classes` of each operator's, -1 without cycles. `byte_error`:
 `low` and `high` of the bytes of the fullest tile, likewise.
-`rules`: digest of the compiler's sources and of PyTorch's version; `ipu-report compare` and the viewer's Compare say
-where it differs.
+`rules`: digest of the compiler's sources and of PyTorch's version; `ipu-report compare` and the
+viewer's Compare say where it differs.
 
 ## Beside the tables: `{schema.PACKED_TABLE}`
 
