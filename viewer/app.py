@@ -75,29 +75,7 @@ LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
-INDEX = """<!DOCTYPE html>
-<html lang="en">
-<head>
-{%metas%}
-<title>{%title%}</title>
-{%favicon%}
-<script>
-  let stored = null;
-  try { stored = localStorage.getItem('ipuscope-theme'); }
-  catch { /* a frame in another site's page, as in a notebook, may have no storage */ }
-  const asked = new URLSearchParams(location.search).get('theme');
-  document.documentElement.dataset.theme = ['light', 'dark'].find((one) => one === asked) ||
-    stored || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
-</script>
-<style>@@STYLE@@</style>
-{%css%}
-</head>
-<body>
-{%app_entry%}
-<footer>{%config%}{%scripts%}{%renderer%}</footer>
-</body>
-</html>
-"""
+INDEX = (Path(__file__).parent / "assets" / "index.html").read_text(encoding="utf-8")
 
 
 def create_app(
