@@ -280,6 +280,18 @@ class Options(Group):
             auto_round_num_ipus=True,
         )
 
+    def _without_placement(self) -> None:
+        """Undo `loadPlacement`, for a model that it is not of."""
+        self._set(
+            placement="",
+            placement_choices=(),
+            placement_proportions={},
+            placement_block_proportions={},
+            placement_accumulation=None,
+            placement_mapping=None,
+            execution_strategy=type(self.execution_strategy)(),
+        )
+
     def lenient(self, enabled: bool = True) -> Self:
         """Allow, with a warning, operations that PopTorch refuses but that can run here.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,7 +32,6 @@ from ipu_exec.option_groups.engine_options import (
     LENIENT_VARIABLE,
     LEVERS_VARIABLE,
     NO_SOURCE_VARIABLE,
-    PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
 from ipu_exec.options import Options
@@ -52,6 +51,8 @@ PUBLISHING = 0.05  # of the time, at most, for the runs after these
 
 class ProfileSession:
     """Writes an executable's profile to ``folder`` of the options' directory, if they name one."""
+
+    _models: ClassVar[dict[Path, str]] = {}  # that have a profile of this process, by its path
 
     def __init__(
         self,
@@ -78,14 +79,16 @@ class ProfileSession:
             return
         over = executable.overflow
         with self._or_none():
-            self._writer = _writer(self._wanted.directory, folder)
+            name = options.model_name or model
+            self._writer = _writer(self._wanted.directory, folder, name, self._models)
             self.path = self._writer.path
+            self._models[self.path] = name
             self._writer.meta(
                 **header(executable),
-                model=options.model_name or model,
+                model=name,
                 torch=torch.__version__,
                 python=platform.python_version(),
-                made={**provenance(), "trainer": trainer},
+                made={**provenance(options.placement), "trainer": trainer},
                 changed=_changed(executable.settings),
                 sources=source_text(executable.graph),
                 callers=callers(executable.graph),
@@ -186,18 +189,28 @@ class ProfileSession:
             warnings.warn(f"no profile is written: {why}", stacklevel=4)
 
 
-def _writer(directory: Path, kind: str) -> ProfileWriter:
-    """A writer in the first of ``kind``, ``kind-2``, ... that is free; ProfileError if none is."""
+def _writer(directory: Path, kind: str, model: str, models: Mapping[Path, str]) -> ProfileWriter:
+    """A writer in the first of ``kind``, ``kind-2``, ... that is free; ProfileError if none is.
+
+    A folder is not free where another process is writing, or this one has the profile of another
+    of its ``models``.
+    """
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"
+        path = Path(os.path.abspath(directory / folder / "profile.pop"))
+        if models.get(path, model) != model:
+            continue
         try:
-            writer = ProfileWriter(directory / folder / "profile.pop")
+            writer = ProfileWriter(path)
         except ProfileTaken:
             continue
         if number > 1:
+            first = Path(os.path.abspath(directory / kind / "profile.pop"))
             logger.warning(
-                "another process is writing %s: the profile of this one goes to %s",
-                directory / kind / "profile.pop",
+                "%s is %s: the profile of %s goes to %s",
+                first,
+                f"that of {models[first]}" if first in models else "written by another process",
+                model,
                 writer.path,
             )
         return writer
@@ -220,7 +233,7 @@ def _changed(settings: Mapping[str, Any]) -> list[str]:
 _CANDIDATES = "plan"  # of a plan file: everything that was not chosen
 
 
-def provenance() -> dict[str, Any]:
+def provenance(placement: str) -> dict[str, Any]:
     """The command, the script, and each setting from outside (`ipuscope.profiler.provenance`)."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = os.path.abspath(main) if main and os.path.isfile(main) else ""  # no "<stdin>"
@@ -234,7 +247,7 @@ def provenance() -> dict[str, Any]:
         "levers": os.environ.get(LEVERS_VARIABLE, ""),
         "target": os.environ.get(TARGET_VARIABLE, ""),
         "lenient": LENIENT_VARIABLE in os.environ,
-        "placement": _placement(os.environ.get(PLACEMENT_VARIABLE, "")),
+        "placement": _placement(placement),
         "seed": torch.initial_seed(),
     }
 

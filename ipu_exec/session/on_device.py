@@ -43,6 +43,7 @@ from ipu_exec.session.agreement import Peer
 from ipu_exec.session.call_plan import plan_call
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
 from ipu_exec.session.modes import Modes
+from ipu_exec.session.proposed_blocks import is_for_another
 from ipu_exec.session.torch_compile import without_torch_compile
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
@@ -90,7 +91,7 @@ class OnDevice:
         self._model = shallow_copy(model) if self._wraps_a_copy else model
         own = not training and self._wraps_a_copy
         self._user_model: torch.nn.Module = self._model if own else original
-        self._options = _own_options(options, training)
+        self._options = _own_options(options, training, self._model)
         self._training = training
         self._modes: Modes = ()  # of the modules, once compiled
         self._report_folder = self._options.model_name or ("inference", "training")[training]
@@ -469,11 +470,18 @@ class OnDevice:
             torch.set_rng_state(host)
 
 
-def _own_options(given: Options | None, training: bool) -> Options:
-    """A copy of the given options, in use from here on."""
+def _own_options(given: Options | None, training: bool, model: torch.nn.Module) -> Options:
+    """A copy of the given options for the model, in use from here on."""
     options = given.clone() if given is not None else Options()
     if given is not None:
         given._freeze()
+    if is_for_another(options, model):
+        logger.warning(
+            "the placement %s is of another model: %s keeps what the script says",
+            options.placement,
+            type(model).__name__,
+        )
+        options._without_placement()
     if options.defaultOutputMode():
         options.outputMode(OutputMode.Final if training else OutputMode.All)
     options.follow_plan("training" if training else "inference")

@@ -57,6 +57,25 @@ def prepare(
     return options  # and the compile says what is missing
 
 
+def is_for_another(options: Options, model: torch.nn.Module) -> bool:
+    """Whether the options' placement has modules that begin Blocks, and this model none of them.
+
+    A model may be a part of the one that was planned, or have it as a part.
+    """
+    proposed = load_proposal(options.placement) if options.placement else ()
+    if not proposed:
+        return False
+    if "" in proposed:  # the whole model, by its class
+        stages = options.execution_strategy.stages
+        return not any(type(model).__name__ in stage.blocks for stage in stages)
+    own = [f".{name}" for name, _ in model.named_modules() if name]
+    return not any(
+        name.endswith(one) or one.endswith(name)
+        for name in map(".{}".format, proposed)
+        for one in own
+    )
+
+
 def deep_enough(options: Options, training: bool, least: int, samples: int) -> Options:
     """The options, with a call's batch of ``samples`` in at least ``least`` micro-batches.
 
@@ -95,23 +114,24 @@ def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
     by_name = dict(model.named_modules())
     for name in modules:
         if name in by_name and not begins_block(by_name[name]):
-            BeginBlock(by_name[name], name)
+            BeginBlock(by_name[name], name or type(model).__name__)
 
 
 def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
     """The modules that should begin Blocks, in the order in which the model calls them.
 
-    If there are too few, they are cut inside, where no more bytes cross than before them.
+    If there are too few, they are cut inside, where no more bytes cross than before them. A model
+    whose modules all run twice, or are no modules, is one Block: "".
     """
     first = _first_operators(graph)
     names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)
     crossing = _crossing_bytes(graph)
-    while len(names) < stages:
+    while names and len(names) < stages:
         finer = [part for name in names for part in _cut(model, name, first, crossing)]
         if len(finer) == len(names):
             break
         names = sorted(finer, key=first.__getitem__)
-    return tuple(names)
+    return tuple(names) or ("",)
 
 
 def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:

@@ -203,7 +203,13 @@ def no_mapping(
 ) -> str:
     """Say that no mapping fits, by how many bytes and on what, and name the nearest that would."""
     every = list(priced)
-    reasons = "; ".join(left_out)
+    by_why: dict[str, list[str]] = {}
+    for what, _, why in (one.partition(": ") for one in left_out):
+        by_why.setdefault(why, []).append(what)
+    reasons = "; ".join(
+        f"{what}{f' and {len(others)} more' if others else ''}: {why}"
+        for why, (what, *others) in by_why.items()
+    )
     if not every:
         return f"no mapping: nothing could be compiled for its costs ({reasons})"
     legal = [place for one in every for place in places(one, question)]

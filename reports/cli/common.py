@@ -193,7 +193,8 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """The profiles named by files, directories and patterns, in order, without duplicates.
 
     A directory stands for its ``profile.pop``, else for those in its ``training`` and
-    ``inference``, else for all below it. A missing path is returned: opening it reports the error.
+    ``inference`` (and ``training-2``), else for all below it. A missing path is returned: opening
+    it reports the error.
     """
     paths: list[Path] = []
     for pattern in patterns:
@@ -215,7 +216,8 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
 def _within(path: Path) -> list[Path]:
     if not path.is_dir() or (path / "profile.pop").is_file():
         return [path / "profile.pop" if path.is_dir() else path]
-    kinds = [path / kind / "profile.pop" for kind in KINDS]
+    kinds = [path / kind / "profile.pop" for kind in KINDS]  # and of further models of a process
+    kinds += [one for kind in KINDS for one in sorted(path.glob(f"{kind}-[0-9]*/profile.pop"))]
     return [kind for kind in kinds if kind.is_file()] or _all_below(path) or [path]
 
 

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         table["off"] = off.where(table["predicted_cycles"] > 0)
         columns = (
             Column("place", "profile", text),
+            *[Column("model", "model", text)] * (table["model"].nunique() > 1),
             Column("ipus", "IPUs", identity),
             Column("replicas", "rep-\nlicas", identity),
             Column("micro_batch", "micro-\nbatch", "{:.0f}".format),

@@ -71,6 +71,46 @@ print("sum", float(sum(p.double().abs().sum() for p in module.parameters())))
 """
 
 
+TWO = """
+import poptorch
+import torch
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.body(self.body(x).relu()).square().mean()
+
+class Once(Twice):
+    def forward(self, x):
+        return self.body(x).square().mean()
+
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+for model in (Twice(), Once()):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = poptorch.trainingModel(model, options, optimizer)(torch.ones(32, 32))
+    print(type(model).__name__, tuple(loss.shape))
+"""
+
+
+def test_a_plan_is_of_one_model_and_others_keep_what_the_script_says(tmp_path: Path) -> None:
+    """A model whose modules run twice is one Block; each of two models has its profile."""
+    script = write(tmp_path / "train.py", TWO)
+    ran = ipu_run("--num-ipus", "2", "--profile-dir", "out", str(script), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "is of another model: Once keeps what the script says" in ran.stderr
+    table, _ = runs(
+        [tmp_path / "out" / name / "profile.pop" for name in ("training", "training-2")]
+    )
+    assert table["model"].tolist() == ["Twice", "Once"]
+    first, second = table["predicted_cycles"].tolist()
+    assert first == table["cycles"].iloc[0] and second == 0
+    assert table["samples"].tolist() == [32, 32] and table["ipus"].iloc[1] == 1
+
+
 @pytest.mark.parametrize(("word", "kind"), [("train", "training"), ("", "inference")])
 def test_an_evaluation_before_the_training_is_not_what_is_planned(
     tmp_path: Path, word: str, kind: str
