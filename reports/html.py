@@ -127,7 +127,11 @@ def _sections(report: Report) -> list[Section]:
         sections += _from_peak(report, top)
     if len(report.stages):
         title = "Stages: cycles of a micro-batch"
-        sections.append(_figure(report, title, _pace(report), Figures.stages))
+        sections.append(
+            _figure(
+                report, title, "Its own work only, without copies and transfers.", Figures.stages
+            )
+        )
     if len(report.runs):
         steps = len(lanes_of(report).steps)
         strip = "its steps" if steps else "empty, since its steps are too many to draw"
@@ -234,14 +238,6 @@ def _options(report: Report) -> Section:
     options = facts.set_options(report) or sorted(report.options.items())
     rows = [(name, json.dumps(value)) for name, value in options]
     return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
-
-
-def _pace(report: Report) -> str:
-    if len(report.stages) == 1:
-        return ""
-    if report.meta.get("strategy") == "sharded":
-        return "Stages work one after another: their sum sets the pace."
-    return "The slowest stage sets the pace."
 
 
 def _ops(report: Report) -> Section:

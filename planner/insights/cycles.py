@@ -258,7 +258,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
         findings.append(
             Insight(
                 f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
-                f"IPUs wait {ramps:,} cycles while the pipeline fills and drains.",
+                f"For {ramps:,} cycles the pipeline fills or drains, and not all IPUs have work.",
                 f"{instead} makes them rarer: {of_ramps:,} cycles less for the same samples",
                 "/timeline",
                 of_ramps,

@@ -226,7 +226,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: f"options.replicationFactor({value})",
             lambda basis, value: (
                 f"the IPUs have {units.count(basis.replicas, 'replica')} of the model",
-                f"With {value} and as many samples, each has a pipeline of another length.",
+                f"With {value}, each is on {'fewer' if value > basis.replicas else 'more'} IPUs.",
                 Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
             ),
         ),

@@ -59,13 +59,13 @@ def busy(
     code = np.array([BY_KIND[kind] for kind in kinds], dtype=np.int64)
     share = cycles / cycles.sum(axis=1, keepdims=True).clip(1)
     layout = theme.frame(
-        64 + 30 * max(1, len(groups)),
+        92 + 30 * max(1, len(groups)),
         barmode="stack",
         bargap=0.25,
-        margin={"l": 64, "r": 120, "t": 8, "b": 36},
+        margin={"l": 64, "r": 120, "t": 36, "b": 36},
         xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
         yaxis=NAMES_DOWN,
-        legend={"traceorder": "normal"},
+        legend={"traceorder": "normal", "orientation": "h", "y": 1, "yanchor": "bottom"},
     )
     bars = []
     for at, activity in enumerate(ACTIVITIES):

@@ -28,6 +28,7 @@ _MOST_STATIC = 60  # nodes of a figure
 _PITCH = 78  # pixels from one row of a figure to the next
 _SMALL = 0.01  # of the largest edge: smaller ones are pale, without label
 _MOST_PALE = 8  # smaller ones: more are left out, or the rest would have no room
+_TURNS = 4  # edges beside each other in a figure
 _DASHES = {"tied": "dash"}
 _WHAT = {
     "cycles": "cycles of an update",
@@ -87,8 +88,13 @@ def static(
         way = f"M {x0},{y0} C {x0 + bend},{y0 + 0.3} {x1 + bend},{y1 - 0.3} {x1},{y1}"
         shapes.append({"type": "path", "path": way, "line": line, "layer": "below"})
         label = units.plain(one["data"]["label"]).replace("\n", "<br>")
-        middle = (x0 + x1) / 2 + 0.75 * bend, (y0 + y1) / 2  # of the curve
-        notes += [note(*middle, label, theme.muted, 10, bgcolor=theme.card)] if label else []
+        # of edges beside each other one behind the other
+        at = 0.3 + 0.13 * ((before[side] - 1) % _TURNS) if side else 0.5
+        there = (
+            _on_curve(at, x0, x0 + bend, x1 + bend, x1),
+            _on_curve(at, y0, y0 + 0.3, y1 - 0.3, y1),
+        )
+        notes += [note(*there, label, theme.muted, 10, bgcolor=theme.card)] if label else []
     for at, one in enumerate(nodes):
         ends = {"x0": x[at] - width[at] / 2, "x1": x[at] + width[at] / 2}
         ends |= {"y0": rank[at] - 0.2, "y1": rank[at] + 0.2}
@@ -117,6 +123,13 @@ def static(
     return Drawing([points], layout)
 
 
+def _on_curve(at: float, *points: float) -> float:
+    """A coordinate of a cubic curve, 0..1 of the way."""
+    a, b, c, d = points
+    rest = 1 - at
+    return a * rest**3 + 3 * b * rest**2 * at + 3 * c * rest * at**2 + d * at**3
+
+
 def _around(
     a: int,
     b: int,
@@ -131,13 +144,13 @@ def _around(
     ``side``: -1 left, 1 right of these rows; 0 has none between.
     """
     key = side or (a, b)
-    turn, before[key] = before[key] % 3, before[key] + 1
+    turn, before[key] = before[key] % _TURNS, before[key] + 1
     if not side:
         return float((x[a] + x[b]) / 2 + 0.15 * turn)
     low, high = sorted((rank[a], rank[b]))
     passed = np.flatnonzero((rank > low) & (rank < high)) if high > low + 1 else np.array([a, b])
     edge = (side * x[passed] + width[passed] / 2).max()
-    return float(np.clip(side * (edge + 0.1 + 0.13 * turn), 0.05, 0.94))
+    return float(np.clip(side * (edge + 0.1 + 0.05 * turn), 0.1, 0.9))
 
 
 def elements(

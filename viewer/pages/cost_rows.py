@@ -36,7 +36,7 @@ COLUMNS = (
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
     Column("executions", "times", ",.0f", width=90, tip=_TIMES),
     Column(
-        "recompute_cycles", "again", ",.0f", width=120, tip="recomputation, beside the other cycles"
+        "recompute_cycles", "again", ",.0f", width=140, tip="recomputation, beside the other cycles"
     ),
     Column("flops", "FLOPs", ".3s", width=85),
     Column("exchanged", "bytes in", ".3s", width=90, tip="received in exchanges, all tiles"),
