@@ -20,7 +20,7 @@ from ipuscope.profiler.analysis.memory_hot_spots import (
 )
 from ipuscope.profiler.analysis.movement import host_tensors, movement
 from ipuscope.profiler.analysis.operators import operators, roofline
-from ipuscope.profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
+from ipuscope.profiler.analysis.pace import Pace, pace, turn, waiting
 from ipuscope.profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from ipuscope.profiler.analysis.pod import (
     alike_ipus,
@@ -47,7 +47,6 @@ __all__ = [
     "compare_paths",
     "compare_waits",
     "cycle_table",
-    "efficiency",
     "fullest",
     "fullest_tiles",
     "held_at_peak",

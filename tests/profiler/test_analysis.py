@@ -174,7 +174,6 @@ def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path)
     assert analysis.waiting(report) == 0
     assert not report.predicted
     assert not len(report.runs)
-    assert analysis.efficiency(report).empty
 
 
 def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Path) -> None:
@@ -212,21 +211,6 @@ def test_vertices_on_a_tile_are_those_of_its_steps(report: Report) -> None:
     assert np.issubdtype(vertices["count"].dtype, np.integer)
     with pytest.raises(IndexError, match="tiles 0 to"):
         report.tile_vertices(0, 5000)
-
-
-def test_efficiency_is_cycles_times_balance(report: Report) -> None:
-    """Efficiency agrees with the tiles' own cycles, added up step by step."""
-    frame = analysis.efficiency(report).set_index("ipu")
-    cycles = report.cycle_proportions(0).set_index("ipu")
-    kinds = [name for name in cycles if name != "total"]
-    assert frame[kinds].sum(axis=1).to_numpy() == pytest.approx(1)
-    for ipu in range(4):
-        steps = report.steps(0, ipu, iteration=0)
-        steps = steps[steps["kind"] == "compute"]
-        worked = sum(int(report.step_tiles(int(step))["cycles"].sum()) for step in steps["step"])
-        length = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
-        expected = worked / (length * report.target.tiles_per_ipu)
-        assert frame.loc[ipu, "parallel_efficiency"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_roofline_by_hand(report: Report) -> None:
@@ -276,7 +260,6 @@ def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> 
         pd.testing.assert_frame_equal(getattr(compiled, name)(0), getattr(ran, name)(0))
     assert analysis.pace(compiled) == analysis.pace(ran)
     assert analysis.waiting(compiled) == analysis.waiting(ran) > 0
-    pd.testing.assert_frame_equal(analysis.efficiency(compiled), analysis.efficiency(ran))
     with pytest.raises(IndexError, match="holds runs 0 to 0, not run 1"):
         compiled.tasks(1)
 

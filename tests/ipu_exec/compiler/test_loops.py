@@ -20,7 +20,7 @@ from ipu_exec.lowering.plan import Compute, Plan, Temporary, Vertices
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.profiler import Report, open_report, pva
-from ipuscope.profiler.analysis import efficiency, loads, movement, operators
+from ipuscope.profiler.analysis import loads, movement, operators
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.program import program_cycles
 
@@ -117,7 +117,6 @@ def frame_of(value: Any) -> pd.DataFrame:
         movement,
         lambda report: by_operator(critical_path(report)),
         loads,
-        efficiency,
     ],
 )
 def test_answers_are_those_of_all_turns(both: tuple[Report, Report], answer: Any) -> None:
