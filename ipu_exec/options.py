@@ -223,6 +223,8 @@ class Options(Group):
             state = copy.deepcopy(self.TensorLocations.location_optimizer)
             state._set(replicated_tensor_sharding=plan.state_in_parts)
             self.TensorLocations._set(location_optimizer=state)
+            if len(self.placement_choices) == 1 and self.placement_choices[0].recompute:
+                self._Popart.set("autoRecomputation", 1)  # of one stage: Standard
         else:
             values["device_iterations"] = plan.accumulation
         sharding = dataclasses.replace(self.tensor_sharding, shards=plan.shards)

@@ -141,7 +141,10 @@ def _script_lines(made: Plan, training: bool) -> Iterator[str]:
         lines.append(f"options.setAvailableMemoryProportion({json.dumps(by_ipu)})")
     if mapping.in_parts or mapping.state == "off chip":
         lines += location_line("in-parts" if mapping.in_parts else "off-chip").splitlines()
+    if mapping.again:
+        lines.append('options._Popart.set("autoRecomputation", 1)  # RecomputationType.Standard')
     shown = in_lightning(lines) if made.trainer == LIGHTNING else lines
     yield from (f"  {line}" for line in shown)
-    if mapping.recomputation != "none" or "off chip in" in mapping.state:
+    some = mapping.recomputation != "none" and not mapping.again
+    if some or "off chip in" in mapping.state:
         yield "ipu-run: and what some stages recompute or keep off the chip, as --tune writes it"

@@ -103,6 +103,7 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
     return replace(
         options,
         strategy=_strategy(mapping, stages),
+        recomputation=int(Recomputation.STANDARD) if mapping.again else options.recomputation,
         micro_batch=mapping.micro_batch,
         micro_batches=mapping.accumulation,
         replicas=mapping.replicas,
@@ -186,6 +187,8 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
     shares = {str(ipu): share for ipu, share in mapping.proportions.items()}
     if mapping.key.keeps:
         settings = {name: settings[name] for name in settings if name != _AGAIN}
+    if mapping.again:
+        settings = {**settings, _AGAIN: int(Recomputation.STANDARD)}
     return {
         **settings,
         "replicationFactor": mapping.replicas,
@@ -195,17 +198,21 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
     }
 
 
+def _basis_recomputes(key: Key, early: bool) -> bool | None:
+    return True if key.again else False if key.keeps or early else None
+
+
 def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapped:
     """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved."""
     # the more stages, the nearer each Block's memory is to what it holds alone
     most = max(1, ipus // (key.shards * max(1, key.in_parts)))
-    count = min(len(blocks), most) if key.accumulates else 1
+    count = min(len(blocks), most) if key.accumulates and not key.again else 1
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
     stages = tuple(
         StagePlan(
             number,
             blocks[first:last],
-            False if key.keeps or (training and number < count - 1) else None,
+            _basis_recomputes(key, training and number < count - 1),
         )
         for number, (first, last) in enumerate(pairwise(cuts))
     )

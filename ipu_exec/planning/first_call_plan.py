@@ -136,6 +136,7 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = ""
         call.training,
         tuple(name for name, given in given_of(asked, fixed).items() if not given),
         _keeps(call, fixed),
+        _again(call, fixed),
     )
 
 
@@ -185,6 +186,12 @@ def _keeps(call: FirstCall, fixed: Mapping[str, Any]) -> tuple[bool, ...]:
         return (False,)
     again = fixed.get(RECOMPUTE)
     return (False, True) if again is None else (not again,)
+
+
+def _again(call: FirstCall, fixed: Mapping[str, Any]) -> bool:
+    """Whether a replica of one stage may recompute: the script's options ask for none."""
+    asked = getattr(call.options._Popart, "autoRecomputation", None)
+    return call.training and not asked and fixed.get(RECOMPUTE) is not False
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:

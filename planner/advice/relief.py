@@ -207,7 +207,7 @@ def _smaller(basis: Basis) -> list[Levers]:
     """Micro-batches of half, a quarter and one sample, or next below, with the present samples."""
     now = basis.micro_batch
     sizes = [one for one in cuts(basis) if 0 < one[0] < now]
-    if basis.has_samples and now > 1:
+    if not basis.one_size and now > 1:
         sizes.insert(0, (1, now * basis.costs.micro_batches))
     below = [max(one for one in sizes if one[0] <= max(1, now // n)) for n in (2, 4, now) if sizes]
     return [Levers(micro_batch=size, micro_batches=count) for size, count in dict.fromkeys(below)]

@@ -14,12 +14,14 @@ from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import (
     KEEP,
     LEVERS,
+    RATIOS,
     Allowed,
     anything,
     argument,
     code,
     counts,
     cuts,
+    not_priced,
     pulled,
     singles,
     title,
@@ -34,11 +36,13 @@ from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
+from ipuscope.profiler.units import listed
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
 NO_GAIN = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
 _FEW_STAGES = 16  # with more, no other split is searched
+_NAMED = 4  # micro-batches
 _ROUNDS = 3  # settings for a split, then a split for the settings
 
 
@@ -76,13 +80,14 @@ class Advised:
     """The present, levers that gain alone (most first), and the best combination of two or more.
 
     Where it is open whether a lever's best setting fits, ``single`` has the best that surely does,
-    too; ``surely``: the same of ``together``.
+    too; ``surely``: the same of ``together``. ``notes``: sentences on what was not looked at.
     """
 
     present: Advice
     single: tuple[Advice, ...]
     together: Advice | None
     surely: Advice | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def every(self) -> list[Advice]:
@@ -128,7 +133,21 @@ def _advise_on(basis: Basis, allowed: Allowed) -> Advised:
     if together is not None and not together.surely:
         sure = [one for one in single if one.surely]
         surely = _several(replace(basis, surely=True), allowed, sure, now)
-    return Advised(present, tuple(single), together, surely)
+    return Advised(present, tuple(single), together, surely, tuple(_notes(basis)))
+
+
+def _notes(basis: Basis) -> Iterator[str]:
+    """What is not priced of micro-batches, and why."""
+    if basis.one_size:
+        yield f"The micro-batch stays: {basis.one_size}."
+    sizes = not_priced(basis)
+    if sizes:
+        sizes.sort(key=lambda size: abs(log2(size / basis.micro_batch)))
+        yield (
+            f"Micro-batches of {listed([f'{size:,}' for size in sizes], _NAMED)} are more than"
+            f" {RATIOS[-1]:g} times off the profile's {basis.micro_batch:,}, too far to be"
+            " estimated: ipu-run --tune compiles them."
+        )
 
 
 def _several(basis: Basis, allowed: Allowed, single: Sequence[Advice], now: float) -> Advice | None:

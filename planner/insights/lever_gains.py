@@ -143,7 +143,7 @@ def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
         f" samples {basis.turn} {samples}. The same samples take {cycles:,} cycles less than"
         f" the present {present.cycles:,} ({how}ipu-report advise --check compiles it)."
-        f"{_instead(advised, advice)}",
+        f"{_instead(advised, advice)}{''.join(f' {one}' for one in advised.notes)}",
         "write this",
         _where(basis),
         cycles,

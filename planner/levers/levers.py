@@ -123,12 +123,18 @@ class Basis:
         return max(1, int(number(self.report.meta, "micro_batch", 1)))
 
     @cached_property
-    def has_samples(self) -> bool:
-        """Whether all inputs have as many rows: a graph's nodes and edges are no samples."""
+    def one_size(self) -> str:
+        """Why micro-batches of another size would not compute the same; "" where they do."""
         variables = self.report.usage.variables_with("role", "shape")
         shapes = variables.loc[variables["role"] == Role.INPUT, "shape"]
         first = {json.loads(shape)[:1][0] for shape in shapes.unique() if shape not in ("", "[]")}
-        return len(first) <= 1
+        if len(first) > 1:
+            rows = " and ".join(map(str, sorted(first)))
+            return f"inputs have {rows} rows, so that no row is a sample"
+        kinds = self.report.ops["aten"].drop_duplicates()
+        if self.costs.training and kinds.str.contains("batch_norm").any():
+            return "batch norms take their statistics over it"
+        return ""
 
     @property
     def state(self) -> str:

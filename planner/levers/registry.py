@@ -13,7 +13,7 @@ from typing import Any
 
 from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.script_lines import in_lightning, location_line, stages_line
-from ipuscope.planner.levers.settings import STATES, Levers
+from ipuscope.planner.levers.settings import STATES, Levers, divisors
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import units
@@ -78,7 +78,7 @@ class Lever:
 
 def _sizes(basis: Basis, allowed: Allowed) -> list[int]:
     """Sizes in samples, with as many micro-batches; none if 0 are allowed, or there is one."""
-    if not basis.has_samples:
+    if basis.one_size:
         return []
     per_update = basis.costs.samples // basis.micro_batch
     sizes = [basis.micro_batch * ratio for ratio in RATIOS]
@@ -324,6 +324,13 @@ def least_count(basis: Basis, stages: int = 0) -> int:
     return closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
 
 
+def not_priced(basis: Basis) -> list[int]:
+    """Other micro-batches with the present samples that are too far off for an estimate."""
+    own, samples = basis.micro_batch, basis.micro_batch * basis.costs.micro_batches
+    far = [size for size in divisors(samples) if not RATIOS[0] <= size / own <= RATIOS[-1]]
+    return [] if basis.one_size else far
+
+
 def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
     """Numbers of micro-batches a weight update: the least that is legal, and more."""
     costs, least = basis.costs, least_count(basis, stages)
@@ -340,7 +347,7 @@ def cuts(basis: Basis, stages: int = 0, replicas: int = 0) -> list[tuple[int, in
     """
     of_all = basis.micro_batch * basis.costs.micro_batches * basis.replicas
     samples, left = divmod(of_all, replicas or basis.replicas)
-    if not basis.has_samples or left:
+    if basis.one_size or left:
         return []
     smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
     largest = min(samples, int(basis.micro_batch * RATIOS[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,12 @@ if TYPE_CHECKING:
     from ipuscope.planner.predict.what_if import Assignment
 
 STATES = ("on-chip", "off-chip", "in-parts")
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: the micro-batches of so many samples."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
 
 
 @dataclass(frozen=True)

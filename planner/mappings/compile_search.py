@@ -20,6 +20,7 @@ from ipuscope.planner.mappings.compile_waves import (
     foresee,
     look_at,
     price,
+    price_again,
     price_state_in_parts,
     walk,
 )
@@ -107,6 +108,7 @@ def _in_one_pipeline(state: State, keys: Sequence[Key], own: Mapping | None) -> 
         look_at(state, first, costs)
     walk(state, keys, price)
     at_once(state, [key for key in keys if not key.accumulates])
+    price_again(state)
     price_state_in_parts(state)
     proportions_of_ipus(state)
     _come_back(state)

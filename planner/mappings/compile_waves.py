@@ -11,6 +11,7 @@ import numpy as np
 from ipuscope.planner.mappings.mapping import Key
 from ipuscope.planner.mappings.mapping_search import (
     free_in_parts,
+    in_one_stage,
     look_into,
 )
 from ipuscope.planner.mappings.plan import Candidate
@@ -23,7 +24,7 @@ MOST_IN_PARTS = 6  # compiles of optimiser state in parts
 _A_WAVE = 3  # of them at a time
 _NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
 # of a key
-_RESPECTS = ("micro_batch", "proportion", "shards", "keeps", "in_parts", "accumulates")
+_RESPECTS = ("micro_batch", "proportion", "shards", "keeps", "in_parts", "accumulates", "again")
 
 
 def keys_of(question: Question) -> list[Key]:
@@ -241,6 +242,26 @@ def _lacks_at_once(state: State, key: Key) -> bool:
 def _some(keys: Sequence[Key]) -> str:
     """The first of these in words."""
     return "; ".join(map(str, keys[:3])) + ("; ..." if len(keys) > 3 else "")
+
+
+def price_again(state: State) -> None:
+    """Compile one stage that recomputes, where it would be best if what it keeps fitted."""
+    if not state.question.again or state.stopped or state.question.objective != "throughput":
+        return
+    rates = [
+        (rate, replace(key, again=True))
+        for priced in state.priced.values()
+        if not (priced.key.in_parts or priced.key.again)
+        for rate, key in in_one_stage(priced, state.question)
+    ]
+    least = state.best.rate if state.best is not None else 0.0
+    promising = sorted({one for one in rates if one[0] > least * 1.001}, reverse=True)
+    wave = [key for _, key in promising[:_A_WAVE]]
+    left = [key for _, key in promising[_A_WAVE:]]
+    if left:
+        state.left_out.append(f"{len(left)} more ({_some(left)}): three that promise more were")
+    state.wanted += len(wave)
+    price(state, wave)
 
 
 def price_state_in_parts(state: State) -> None:

@@ -17,6 +17,7 @@ class Key:
     in_parts: int = 0  # replicas with a part of the optimiser state each (rts); 0: all of it
     accumulates: bool = True  # gradients of several micro-batches, in accumulators
     keeps: bool = False  # the last stage recomputes nothing, where the script's options say it does
+    again: bool = False  # one stage has all Blocks, and recomputes (`Mapping.again`)
 
     def __str__(self) -> str:
         words = [f"micro-batch {self.micro_batch}"]
@@ -25,6 +26,7 @@ class Key:
         words += [f"state in {self.in_parts} parts"] if self.in_parts else []
         words += [] if self.accumulates else ["no accumulation"]
         words += ["nothing recomputed in the last stage"] if self.keeps else []
+        words += ["one stage that recomputes"] if self.again else []
         return ", ".join(words)
 
 
@@ -78,7 +80,16 @@ class Mapping:
         """The key of its Blocks' costs."""
         parts = self.replicas if self.in_parts and not self.in_phases else 0
         several, keeps = self.accumulation > 1, self.stages[-1].recompute is False
-        return Key(self.shards, self.micro_batch, self.proportion, parts, several, keeps)
+        own = self.shards, self.micro_batch, self.proportion
+        return Key(*own, parts, several, keeps, self.again)
+
+    @property
+    def again(self) -> bool:
+        """Whether a replica is one stage, which recomputes as ``autoRecomputation`` 1 does.
+
+        That stores the least live sets: a stage that is alone has no other checkpoints.
+        """
+        return len(self.stages) == 1 and self.stages[0].recompute is True
 
     @property
     def split(self) -> str:
@@ -99,7 +110,8 @@ class Mapping:
         """Which stages recompute: ``all``, ``none``, or their numbers. The last has no choice."""
         if self.in_phases:
             return "script's"
-        return _which([stage.recompute is True for stage in self.stages[:-1]])
+        early = self.stages if self.again else self.stages[:-1]
+        return _which([stage.recompute is True for stage in early])
 
     @property
     def state(self) -> str:

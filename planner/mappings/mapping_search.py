@@ -15,7 +15,7 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.mappings.mapping import Mapping, StagePlan
+from ipuscope.planner.mappings.mapping import Key, Mapping, StagePlan
 from ipuscope.planner.mappings.plan import SHARES, Candidate, worth
 from ipuscope.planner.mappings.priced import (
     Place,
@@ -134,6 +134,22 @@ def free_in_parts(
     """What could beat the best with so many replicas if state took neither time nor memory."""
     only = replace(question, fixed={**question.fixed, "r": replicas})
     return beating(replace(priced, costs=priced.costs.with_free_state), only, best)
+
+
+def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
+    """Samples a second of replicas of one stage each with endless memory, and their key.
+
+    With accumulation and without, where a micro-batch is all.
+    """
+    endless = priced.costs.with_tile_bytes(_ENDLESS)
+    rates = []
+    for several in {priced.key.accumulates, False}:
+        key = replace(priced.key, accumulates=several)
+        alone = [one for one in places(Priced(key, endless), question) if one.ipus == (0,)]
+        outcomes = [try_split(one, question, None) for one in alone]
+        rate = [one.samples_per_second for one in outcomes if isinstance(one, Candidate)]
+        rates.append((max(rate, default=0.0), key))
+    return rates
 
 
 _Promised = tuple[tuple[float, ...], Place]
@@ -404,15 +420,14 @@ def candidate_of(
 def mapping_of(place: Place, costs: Costs, assignment: Assignment) -> Mapping:
     """The mapping of a split onto a place."""
     key = place.priced.key
+    last = True if key.again else False if key.keeps else None
     parts = assignment.parts(costs)
     final = len(parts) - 1
     stages = tuple(
         StagePlan(
             ipu,
             costs.names[part.first : part.last + 1],
-            part.choice.recompute
-            if costs.training and k < final
-            else (False if key.keeps else None),
+            part.choice.recompute if costs.training and k < final else last,
             costs.training and part.choice.offload,
         )
         for k, (part, ipu) in enumerate(zip(parts, assignment.ipus, strict=True))

@@ -108,7 +108,8 @@ def places(priced: Priced, question: Question) -> list[Place]:
     whole number of micro-batches, enough for the stages.
     """
     key, legal = priced.key, list[Place]()
-    for ipus in _stage_lists(priced.costs, question):
+    lists = [(0,)] if key.again else _stage_lists(priced.costs, question)
+    for ipus in lists:
         for replicas in range(1, question.ipus // (key.shards * attached(max(ipus) + 1)) + 1):
             each, left = divmod(question.global_batch, key.micro_batch * replicas)
             place = Place(priced, ipus, replicas, each)

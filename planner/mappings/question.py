@@ -7,6 +7,8 @@ from collections.abc import Mapping as Values
 from dataclasses import dataclass, field
 from typing import Any
 
+from ipuscope.planner.levers.settings import divisors
+
 OBJECTIVES = ("throughput", "latency", "fewest-ipus")
 RECOMPUTE, STATE, PARTS = "recompute", "state", "rts"
 _YES_NO = {"yes": True, "no": False}
@@ -33,7 +35,8 @@ class Question:
     """What is asked, and what is tried of each setting, the script's own first.
 
     ``keeps``: the last stage's recomputation as the script's options say, or none
-    (`ipuscope.planner.mappings.mapping.Key`). ``suggested``: of "micro_batch", "proportion" and
+    (`ipuscope.planner.mappings.mapping.Key`); ``again``: whether one stage may recompute where
+    they say nothing. ``suggested``: of "micro_batch", "proportion" and
     "shards", those that nobody asked for: they are tried as long as they promise something.
     """
 
@@ -48,6 +51,7 @@ class Question:
     training: bool = True  # weight updates, else inference
     suggested: tuple[str, ...] = ()
     keeps: tuple[bool, ...] = (False,)
+    again: bool = False
 
     @property
     def turn(self) -> str:
@@ -95,8 +99,7 @@ def parse_seconds(text: str) -> float:
 
 def usual_micro_batches(own: int, batch: int) -> tuple[int, ...]:
     """Every micro-batch that divides the samples of a weight update, nearest to its own first."""
-    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-    return tuple(sorted(sizes, key=lambda size: (abs(math.log(size / own)), size)))
+    return tuple(sorted(divisors(batch), key=lambda size: (abs(math.log(size / own)), size)))
 
 
 def shard_counts(own: int, planned: bool, ipus: int, fixed: int | None) -> tuple[int, ...]:

@@ -128,7 +128,8 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     now = _now(basis, advised)
     if advised.present.problems:
         now = f"{now} {_way_to_fit(report, args, basis)}"
-    more = [*_with_everything(basis, advised, allowed), *_tune(report)]
+    more = _with_everything(basis, advised, allowed)
+    more += [*map(say, advised.notes), *_tune(report)]
     if not advices:
         return Page(str(report.path), (_table(advices), say(now), say(NO_GAIN), *more))
     if args.check is None:

@@ -298,7 +298,8 @@ def _levers(report: Report, advised: Advised) -> Any:
     rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
     command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")
-    return [html.Ol(rows, className="insights"), check]
+    notes = [html.P(one, className="note") for one in advised.notes]
+    return [html.Ol(rows, className="insights"), check, *notes]
 
 
 def _lever(one: Advice, samples: int) -> Any:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import ipu_exec
 from benchmarks.plan.brute_force import Case, compile_all, random_case
 from ipu_exec import machine
+from ipuscope.planner.mappings import save
+from tests.models import WithLoss
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -63,3 +69,28 @@ def test_predictions_are_within_one_percent_of_cycles_and_two_of_memory(
         cycles, nbytes = one.off
         assert abs(cycles) < 0.01, one
         assert abs(nbytes) < 0.02, one
+
+
+def test_one_stage_recomputes_where_what_it_keeps_does_not_fit(tmp_path: Path) -> None:
+    """As a script does that sets autoRecomputation, and as one that runs with the plan does."""
+    layers = [part for _ in range(12) for part in (nn.Linear(1024, 1024), nn.GELU())]
+    model, x = WithLoss(nn.Sequential(*layers)), torch.zeros(8192, 1024)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def options() -> ipu_exec.Options:
+        opts = ipu_exec.Options()
+        opts.Training.gradientAccumulation(2)
+        return opts
+
+    few = {"micro_batches": (4096,), "proportions": (0.6,)}
+    plan = ipu_exec.plan(model, (x, x), 1, options=options(), optimizer=sgd, **few)
+    best = plan.best
+    assert best.mapping.again and best.obtained is not None and best.runs
+    assert plan.own is not None and not plan.own.runs
+    planned, by_hand = options().loadPlacement(save(plan, tmp_path / "plan.json")), options()
+    by_hand._Popart.set("autoRecomputation", 1)
+    for opts in (planned, by_hand):
+        training = ipu_exec.trainingModel(model, opts, sgd)
+        training.compile(x, x)
+        assert training.executable.timeline.trace.iteration_cycles == best.obtained.cycles
+        training.destroy()

@@ -30,6 +30,7 @@ from ipuscope.planner.levers.phased import PhasedBasis
 from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.enums import Role
+from tests.models import WithLoss
 from tests.planner.rebalance.cases import deep
 
 # What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
@@ -268,6 +269,22 @@ def test_a_micro_batch_is_traded_against_accumulation(report: Report) -> None:
     cuts = [one.levers for one in advise_on(many).single if one.levers.micro_batch]
     assert cuts and all(one.micro_batch * one.micro_batches == samples for one in cuts)
     assert all(one.micro_batches >= 2 * len(basis.present.starts) - 1 for one in cuts)
+
+
+def test_micro_batches_that_are_not_priced_are_named(report: Report) -> None:
+    basis = basis_of(report)
+    many = replace(basis, costs=replace(basis.costs, micro_batches=16), _estimates={})
+    assert not advise(report).notes
+    (note,) = advise_on(many).notes
+    assert note.startswith(f"Micro-batches of {16 * basis.micro_batch:,} ")
+
+
+def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    options, inputs = _options(tmp_path), (torch.zeros(4 * 8, 64), torch.zeros(4 * 8, 64))
+    advised = advise(_compiled(WithLoss(layers), options, inputs))
+    assert advised.notes == ("The micro-batch stays: batch norms take their statistics over it.",)
+    assert not any(one.levers.micro_batch for one in advised.every)
 
 
 def test_what_gains_nothing_is_not_advised(report: Report) -> None:
