@@ -72,6 +72,15 @@ _DistributedOptions = DistributedOptions
 
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
+_NO_PLACEMENT: dict[str, Any] = {  # `Options.loadPlacement` fills these
+    "placement": "",
+    "placement_choices": (),
+    "placement_proportions": {},
+    "placement_block_proportions": {},
+    "placement_accumulation": None,
+    "placement_mapping": None,
+}
+
 
 class Options(Group):
     """How a model is compiled and run.
@@ -95,12 +104,7 @@ class Options(Group):
             output_mode=OutputMode.Default,
             output_return_period=1,
             execution_strategy=PipelinedExecution(),
-            placement="",
-            placement_choices=(),
-            placement_proportions={},
-            placement_block_proportions={},
-            placement_accumulation=None,
-            placement_mapping=None,
+            **_NO_PLACEMENT,
             outputs_as_one_replica=False,
             estimate_unknown_operators=False,
             lenient=bool(os.environ.get(LENIENT_VARIABLE)),
@@ -284,15 +288,7 @@ class Options(Group):
 
     def _without_placement(self) -> None:
         """Undo `loadPlacement`, for a model that it is not of."""
-        self._set(
-            placement="",
-            placement_choices=(),
-            placement_proportions={},
-            placement_block_proportions={},
-            placement_accumulation=None,
-            placement_mapping=None,
-            execution_strategy=type(self.execution_strategy)(),
-        )
+        self._set(**_NO_PLACEMENT, execution_strategy=type(self.execution_strategy)())
 
     def lenient(self, enabled: bool = True) -> Self:
         """Allow, with a warning, operations that PopTorch refuses but that can run here.

@@ -33,16 +33,12 @@ class HelpText(argparse.HelpFormatter):
 
 
 def _paragraph(text: str, width: int) -> Iterator[str]:
-    for example, lines in itertools.groupby(text.splitlines(), _is_example):
+    for example, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("  ")):
         if example:
             for line in lines:
                 yield from _example(line, width)
         else:
             yield from textwrap.wrap(" ".join(lines), width, break_on_hyphens=False)
-
-
-def _is_example(line: str) -> bool:
-    return line.startswith("  ")
 
 
 def _example(line: str, width: int) -> Iterator[str]:

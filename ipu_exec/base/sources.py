@@ -16,6 +16,9 @@ def fingerprint() -> str:
     """A digest of PyTorch's version and of every source that can change what is compiled."""
     digest = hashlib.sha256(torch.__version__.encode())
     engine, rest = Path(__file__).parents[1], Path(ipuscope.__file__).parent
-    for source in sorted([*engine.rglob("*.py"), *(rest / "profiler").rglob("*.py")]):
-        digest.update(source.read_bytes())
+    folders = engine, rest / "profiler"
+    files = sorted(one for folder in folders for one in folder.rglob("*"))
+    for source in files:
+        if source.suffix in (".py", ".csv"):
+            digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -6,8 +6,10 @@ the type are done in ``c`` worker cycles.
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -44,94 +46,18 @@ class Cost:
         return np.where(elements > 0, self.base + WORKERS * (self.worker + rate * loops), 0)
 
 
-def _unary(op: str, fp32: tuple[int, int], fp16: tuple[int, int], worker: int = 17) -> Cost:
-    return Cost(f"popops::UnaryOp1D<popops::expr::UnaryOpType::{op},T>", 20, worker, fp32, fp16)
+def _kinds() -> dict[str, Cost]:
+    kinds = {}
+    file = Path(__file__).with_name("vertex_costs.csv")
+    for kind, vertex, *numbers, _ in [*csv.reader(file.read_text("utf-8").splitlines())][1:]:
+        base, worker, *rates, flops = map(int, numbers)
+        kinds[kind] = Cost(vertex, base, worker, (rates[0], rates[1]), (rates[2], rates[3]), flops)
+    return kinds
 
 
-def _binary(
-    op: str, fp32: tuple[int, int] = (3, 2), fp16: tuple[int, int] = (3, 4), base: int = 11
-) -> Cost:
-    return Cost(f"popops::BinaryOp1D<popops::expr::BinaryOpType::{op},T>", base, 27, fp32, fp16)
-
-
-def _in_place(op: str) -> Cost:
-    # 58 + 3/v in all: 58 is what a call costs the tile, not each worker
-    return Cost(
-        f"popops::BinaryOp1DInPlace<popops::expr::BinaryOpType::{op},T>", 58, 0, (3, 2), (3, 4)
-    )
-
-
-def _scalar(op: str) -> Cost:
-    return Cost(
-        f"popops::BroadcastScalar1D<popops::expr::BinaryOpType::{op},T>", 20, 17, (2, 2), (2, 4)
-    )
-
-
-def _vector(op: str) -> Cost:
-    return Cost(
-        f"popops::BroadcastVectorInner<popops::expr::BinaryOpType::{op},T>", 58, 17, (3, 2), (3, 4)
-    )
-
-
-KINDS: dict[str, Cost] = {
-    "add": _binary("ADD"),
-    "sub": _binary("SUBTRACT"),
-    "mul": _binary("MULTIPLY"),
-    "div": _binary("DIVIDE", (10, 2), (21, 4)),
-    "max": _binary("MAXIMUM", (4, 2), (4, 4)),
-    "min": _binary("MINIMUM", (4, 2), (4, 4)),
-    "compare": _binary("EQUAL", (4, 2), (4, 4)),
-    "logical": Cost(
-        "popops::BinaryOp1D<popops::expr::BinaryOpType::LOGICAL_AND,bool>", 11, 27, (5, 1), (5, 1)
-    ),
-    "remainder": _binary("REMAINDER", (20, 1), (20, 1)),
-    "atan2": _binary("ATAN2", (60, 1), (60, 1)),
-    "pow": _binary("POWER", (50, 1), (50, 1)),
-    "add_": _in_place("ADD"),
-    "sub_": _in_place("SUBTRACT"),
-    "mul_": _in_place("MULTIPLY"),
-    "add_scalar": _scalar("ADD"),
-    "mul_scalar": _scalar("MULTIPLY"),
-    "div_scalar": _scalar("MULTIPLY"),  # by the inverse
-    "compare_scalar": _scalar("EQUAL"),
-    "add_vector": _vector("ADD"),
-    "sub_vector": _vector("SUBTRACT"),
-    "mul_vector": _vector("MULTIPLY"),
-    "scaled_add": Cost("popops::ScaledAddSupervisor<T,T,T,true,false>", 60, 0, (3, 2), (3, 4), 2),
-    "exp": _unary("EXPONENT", (6, 2), (4, 4), 33),
-    "log": _unary("LOGARITHM", (12, 2), (4, 4)),
-    "tanh": Cost("popnn::NonLinearity1D<T,TANH>", 20, 17, (12, 2), (4, 4)),
-    "sigmoid": Cost("popnn::NonLinearity1D<T,SIGMOID>", 20, 17, (12, 2), (6, 4)),
-    "relu": Cost("popnn::NonLinearity1D<T,RELU>", 20, 17, (3, 2), (3, 4)),
-    # counted from the loops of [PL, lib/popnn/codelets/asm], NonLinearity1D_gelu.S,
-    # NonLinearityLoop_gelu.S and NonLinearityGradLoop_gelu.S, with tanh and exp as above
-    "gelu": Cost("popnn::NonLinearity1D<T,GELU>", 20, 17, (21, 2), (8, 4), 8),
-    "nonlinearity_grad": Cost("popnn::NonLinearityGrad1D<T,RELU>", 20, 17, (5, 2), (5, 4), 2),
-    "gelu_grad": Cost("popnn::NonLinearityGrad1D<T,GELU>", 20, 17, (26, 2), (15, 4), 12),
-    "sqrt": _unary("SQRT", (10, 2), (23, 4)),
-    "rsqrt": _unary("RSQRT", (8, 2), (19, 4)),
-    "inverse": _unary("INVERSE", (6, 2), (15, 4)),
-    "square": _unary("SQUARE", (2, 2), (2, 4)),
-    "negate": _unary("NEGATE", (2, 2), (2, 4)),
-    "absolute": _unary("ABSOLUTE", (2, 2), (2, 4)),
-    "round": _unary("ROUND", (3, 2), (3, 4)),
-    "erf": _unary("ERF", (41, 1), (13, 1)),
-    "sin": _unary("SIN", (2300, 1), (2300, 1)),
-    "asin": _unary("ASIN", (60, 1), (60, 1)),
-    "series": Cost("ipuscope::Series<T>", 20, 17, (100, 1), (100, 1), 40),
-    "select": Cost("popops::Select<T>", 20, 17, (5, 1), (5, 1)),
-    "clamp": Cost("popops::Clamp<T>", 20, 17, (4, 2), (4, 4)),
-    "fill": Cost("popops::Fill<T>", 0, 26, (1, 2), (1, 4), 0),
-    "copy": Cost("poplar_rt::Memcpy64BitSupervisor", 22, 0, (1, 2), (1, 4), 0),
-    "cast": Cost("popops::Cast1DSingleWorker<T>", 12, 37, (1, 2), (1, 2), 0),
-    "rearrange": Cost("popops::Transpose2D<T>", 0, 98, (5, 3), (5, 3), 0),
-    "random": Cost("poprand::UniformSupervisor<T>", 26, 24, (4, 2), (4, 4), 0),
-    "dropout": Cost("poprand::DropoutSupervisor<T>", 6, 24, (2, 2), (2, 4)),
-    "generic": Cost("ipuscope::Generic<T>", 20, 17, (20, 1), (20, 1)),
-}
-"""Kinds of elementwise vertices. Not in docs/cycles.md#elementwise, and so taken by likeness:
-``pow``, ``atan2``, ``asin``, ``remainder`` (scalar C++), ``series`` (scalar C++ of about 20 terms:
-erfinv, lgamma and the like), ``clamp``, ``compare`` (as max/min)."""
+KINDS = _kinds()
+"""Kinds of elementwise vertices: ``vertex_costs.csv``. Those of docs/cycles.md#elementwise, and
+others, whose rows say what they are taken from."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:

@@ -142,7 +142,8 @@ def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
         layer = isinstance(module, _LISTS) and not isinstance(child, _LISTS)
         layer = layer and not _has_layers(child)
         wrapped = len(parts) == 1 and len(_with_weights(child)) > 1
-        if not layer and (_has_list(child) or wrapped):
+        has_list = any(isinstance(part, _LISTS) for part in child.modules())
+        if not layer and (has_list or wrapped):
             yield from _layers(child, path)
         else:
             yield path
@@ -152,10 +153,6 @@ def _with_weights(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Its parts that have weights, by attribute name."""
     children = module.named_children()
     return {label: child for label, child in children if any(True for _ in child.parameters())}
-
-
-def _has_list(module: torch.nn.Module) -> bool:
-    return any(isinstance(part, _LISTS) for part in module.modules())
 
 
 def _has_layers(module: torch.nn.Module) -> bool:

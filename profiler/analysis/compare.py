@@ -210,7 +210,7 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]
     reasons: dict[str, str] = {}
-    if len(a.ops) and len(b.ops) and not _in_common(a, b):
+    if len(a.ops) and len(b.ops) and set(a.ops["name"]).isdisjoint(b.ops["name"]):
         reasons = dict.fromkeys(
             _OF_A_MODEL, "A and B have no operator in common: the models differ"
         )
@@ -242,10 +242,6 @@ def caveats(a: Report, b: Report) -> list[str]:
     return said
 
 
-def _in_common(a: Report, b: Report) -> bool:
-    return not set(a.ops["name"]).isdisjoint(b.ops["name"])
-
-
 def _samples(report: Report) -> int:
     """Samples of a weight update, or of a device iteration, over all replicas."""
     micro_batch = int(number(report.meta, "micro_batch", 0))
@@ -261,17 +257,9 @@ def _cycles_a_sample(report: Report) -> float:
     return _cycles(report) / samples if samples else math.nan
 
 
-def _rate(report: Report) -> float:
-    return pace(report).samples_per_second or math.nan
-
-
 def _stage(report: Report, which: str) -> float:
     cycles = report.stages["cycles"]
     return float(getattr(cycles, which)()) if len(cycles) else math.nan
-
-
-def _waiting(report: Report) -> float:
-    return waiting(report) if len(report.runs) else math.nan
 
 
 def _of_peak(report: Report, which: str) -> float:
@@ -285,10 +273,10 @@ _OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
 _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (TURN, "cycles", _cycles),
     (SAMPLE, "cycles", _cycles_a_sample),
-    ("samples a second", "1/s", _rate),
+    ("samples a second", "1/s", lambda r: pace(r).samples_per_second or math.nan),
     (STAGE, "cycles", lambda r: _stage(r, "max")),
     ("mean stage", "cycles", lambda r: _stage(r, "mean")),
-    ("waiting", "share", _waiting),
+    ("waiting", "share", lambda r: waiting(r) if len(r.runs) else math.nan),
     ("MFU", "share", lambda r: _of_peak(r, "mfu")),
     ("HFU", "share", lambda r: _of_peak(r, "hfu")),
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),

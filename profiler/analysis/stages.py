@@ -59,10 +59,5 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
         several = listed if count <= _MOST_NAMED else units.count(count, "stage")
         name = f"IPU {most['ipu']} ({several})"
     mean = max(1.0, float(costs["cycles"].mean()))
-    blocks = _first_few(str(most["blocks"]))
+    blocks = units.listed(str(most["blocks"]).split(", "), _MOST_NAMED)
     return name, blocks, int(most["cycles"]), float(most["cycles"] / mean)
-
-
-def _first_few(names: str) -> str:
-    """As many of the comma-separated names as fit a line beside others."""
-    return units.listed(names.split(", "), _MOST_NAMED)

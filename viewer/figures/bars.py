@@ -283,7 +283,9 @@ def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.
     figure = go.Figure()
     heights = np.column_stack([height for height, _ in drawn]) if len(ran) else np.zeros((0, 1))
     speed = _of_measure(ran["samples_per_second"])[0]
-    for line, fast, (index, run) in zip(heights[::-1], speed[::-1], _backwards(ran), strict=True):
+    # so that its line lies above the others
+    quickest_last: list[tuple[Any, pd.Series]] = list(ran.iloc[::-1].iterrows())
+    for line, fast, (index, run) in zip(heights[::-1], speed[::-1], quickest_last, strict=True):
         figure.add_scatter(
             x=list(range(len(drawn))),
             y=line,
@@ -316,11 +318,6 @@ def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.
         )
     )
     return figure
-
-
-def _backwards(ran: pd.DataFrame) -> list[tuple[Any, pd.Series]]:
-    """The quickest last, so that its line lies above the others."""
-    return list(ran.iloc[::-1].iterrows())
 
 
 def _of_setting(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]:

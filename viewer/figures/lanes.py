@@ -151,11 +151,6 @@ def _by_body(tasks: pd.DataFrame, of: Callable[[pd.DataFrame], np.ndarray]) -> n
     return of(tasks.iloc[first])[body] if len(first) < len(tasks) else of(tasks)
 
 
-def _lies_beside(tasks: pd.DataFrame) -> np.ndarray:
-    """Mask of the tasks of I/O tiles, which lie over others."""
-    return (tasks["kind"] == records.BESIDE).to_numpy()
-
-
 def _codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
@@ -200,7 +195,7 @@ def lanes(
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
-    beside = _by_body(tasks, _lies_beside)
+    beside = _by_body(tasks, lambda some: (some["kind"] == records.BESIDE).to_numpy())
     path = path or CriticalPath(*on_ipus(tasks["ipu"].to_numpy(), chain_through(tasks)))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
     if fold and count:

@@ -592,12 +592,8 @@ def _directions(
                 "width": 1.0,
                 "orientation": "h",
                 "name": name,
-                "marker": _plain_marker(colour),
+                "marker": {"color": colour, "line": {"width": 0}},
                 "hovertemplate": f"{name}<extra></extra>",
             }
         )
     return bars
-
-
-def _plain_marker(colour: str) -> dict[str, Any]:
-    return {"color": colour, "line": {"width": 0}}

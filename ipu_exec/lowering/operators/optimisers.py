@@ -106,14 +106,11 @@ def _run(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     return build.plan(tuple(layouts))
 
 
-def _foreach_name(spec: OpSpec) -> str:
-    return base_name(spec).removeprefix("_foreach_").removesuffix("_")
-
-
 @lowering(*(f"aten._foreach_{name}{tail}" for name in _FOREACH for tail in ("", "_")))
 def foreach(spec: OpSpec, machine: Machine) -> Plan:
     """The same elementwise operator on every tensor of a list."""
-    return _run(spec, machine, _FOREACH[_foreach_name(spec)])
+    name = base_name(spec).removeprefix("_foreach_").removesuffix("_")
+    return _run(spec, machine, _FOREACH[name])
 
 
 @lowering(*(f"aten._fused_{name}{tail}" for name in _FUSED for tail in ("", "_")))

@@ -319,14 +319,10 @@ def _weights_step_by_step(build: Builder, sizes: _Sizes) -> tuple[Spread, Spread
         elements = done.outputs.elements
         build.map(f"add {name} weights", "scaled_add", elements, sizes.dtype)
         spreads.append(done.outputs)
-    build.map("add bias", "add_", _step_elements(build, sizes), sizes.dtype)
+    gates = build.linear(sizes.batch * sizes.units, sizes.dtype).elements
+    build.map("add bias", "add_", gates, sizes.dtype)
     repeat(build, first, sizes.steps)
     return spreads[0], spreads[1]
-
-
-def _step_elements(build: Builder, sizes: _Sizes) -> np.ndarray:
-    """Elements of a step's gradients of gates on each tile: int64[tiles]."""
-    return build.linear(sizes.batch * sizes.units, sizes.dtype).elements
 
 
 def _weights_at_once(
