@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.capture.control_flow import read_contents
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.options import CompileOptions
-from ipu_exec.errors import ContentError, Error, UsageError
+from ipu_exec.errors import ContentError, UsageError
 from ipu_exec.graph import Graph
 from ipu_exec.session import proposed_blocks
 from ipu_exec.session.applied_levers import pull_on_inputs
@@ -61,11 +61,6 @@ class Captured:
             self.modules = self.modules or proposed_blocks.propose(model, graph, self._stages)
             proposed_blocks.begin_blocks(model, self.modules)
             graph = self._once(key, inputs)
-        if not graph.blocks:
-            raise Error(
-                "the model names no Blocks, and its modules give none to propose. Let parts of it"
-                ' begin one: poptorch.BeginBlock(model.layers[0], "layer0")'
-            )
         return graph
 
     def _once(self, key: Key, inputs: Any) -> Graph:

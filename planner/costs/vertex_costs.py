@@ -21,51 +21,37 @@ STAYS = 1.0  # an element at a time, or float32 whatever the model
 STARTS = {
     "popops::BinaryOp1D": 173,
     "popops::BinaryOp1DInPlace": 58,
-    "popops::BroadcastScalar1D": 122,
     "popops::BroadcastVectorInner": 160,
     "popops::ScaledAddSupervisor": 60,
-    "popops::UnaryOp1D": 122,
-    "popnn::NonLinearity1D": 122,
-    "popnn::NonLinearityGrad1D": 122,
-    "popops::Select": 122,
-    "popops::Clamp": 122,
     "popops::Fill": 156,
     "popops::Cast1DSingleWorker": 234,
     "popops::Transpose2D": 588,
     "poplar_rt::Memcpy64BitSupervisor": 22,
     "poprand::UniformSupervisor": 170,
     "poprand::DropoutSupervisor": 150,
-    "ipuscope::Generic": 122,
-    "ipuscope::Series": 122,
-    "popops::DynamicSlice1D": 403,
-    "popops::DynamicSlice1d": 403,
-    "popops::DynamicUpdateSlice1D": 403,
-    "popops::DynamicUpdateSlice1d": 403,
-    "popops::Reduce": 192,
-    "poplin::ReduceAdd": 192,
     "poplin::ConvPartial1x1Out": 337,  # with one block of weights; each more takes 221
     "poplin::ConvPartialnx1": 450,
+    **dict.fromkeys(("popops::Reduce", "poplin::ReduceAdd"), 192),
+    **{f"popops::Dynamic{one}1{d}": 403 for one in ("Slice", "UpdateSlice") for d in "Dd"},
+    **{f"popops::{one}": 122 for one in ("BroadcastScalar1D", "UnaryOp1D", "Select", "Clamp")},
+    **{f"popnn::{one}": 122 for one in ("NonLinearity1D", "NonLinearityGrad1D")},
+    **{f"ipuscope::{one}": 122 for one in ("Generic", "Series")},
 }
 _EXPONENT_STARTS = 218  # it sets up more than the other functions
 
 # Times as many cycles an element in float16, where it is not half. By vertex, then by function.
 _OF_VERTICES = {
-    "popops::Select": STAYS,
-    "popops::Cast1DSingleWorker": STAYS,
-    "popops::Transpose2D": STAYS,
+    **{f"popops::{one}": STAYS for one in ("Select", "Cast1DSingleWorker", "Transpose2D")},
     "popops::EncodeOneHot": STAYS,
-    "popnn::MaxPooling": STAYS,  # rows take most, not their elements
-    "popnn::MaxPoolingGrad": STAYS,
-    "ipuscope::Generic": STAYS,
-    "ipuscope::Series": STAYS,
+    # rows take most, not their elements
+    **{f"popnn::{one}": STAYS for one in ("MaxPooling", "MaxPoolingGrad")},
+    **{f"ipuscope::{one}": STAYS for one in ("Generic", "Series")},
     # a row of ten outputs: (3 + 34 + 4 * 7) / (3 + 45 + 8 * 7); shorter ones are less than halved
     "poplin::ConvPartialnx1": 0.625,
 }
 _OF_FUNCTIONS = {
+    **dict.fromkeys(("REMAINDER", "ATAN2", "POWER", "SIN", "ASIN"), STAYS),
     "DIVIDE": (21 / 4) / (10 / 2),
-    "REMAINDER": STAYS,
-    "ATAN2": STAYS,
-    "POWER": STAYS,
     "EXPONENT": (4 / 4) / (6 / 2),
     "LOGARITHM": (4 / 4) / (12 / 2),
     "TANH": (4 / 4) / (12 / 2),
@@ -75,8 +61,6 @@ _OF_FUNCTIONS = {
     "INVERSE": (15 / 4) / (6 / 2),
     "GELU_ERF": 16 / 22,
     "ERF": 13 / 41,
-    "SIN": STAYS,
-    "ASIN": STAYS,
 }
 _OF_BOTH = {  # a function of a vertex
     ("popnn::NonLinearity1D", "GELU"): (8 / 4) / (21 / 2),
