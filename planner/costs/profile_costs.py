@@ -65,7 +65,7 @@ class Costs(BlockCosts):
         automatic = options.get("_Popart.autoRecomputation")
         again = recomputes(report, in_pipeline and training)
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
-        choices = _choices(report, in_pipeline and training)
+        choices = _choices(report, again)
         if choices:
             off_chip = any(choice.offload for choice in choices)
         memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
@@ -257,16 +257,16 @@ def pipelined(report: Report) -> bool:
     return bool(report.meta.get("strategy", "pipelined") == "pipelined")
 
 
-def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
+def _choices(report: Report, again: bool) -> tuple[Choice, ...]:
     """How each stage saved memory, by the script's options or a placement file.
+
+    ``again``: whether any ran its forward again; a last stage that shall does not.
 
     Empty where an imported profile does not record it, or its record is invalid.
     """
     written: Any = report.meta.get("choices")
     try:
-        choices = tuple(
-            Choice(bool(again) and pipelined_training, bool(off)) for again, off in written
-        )
+        choices = tuple(Choice(bool(recompute) and again, bool(off)) for recompute, off in written)
     except (TypeError, ValueError):
         return ()
     return choices if len(choices) == len(report.stages) else ()

@@ -84,7 +84,7 @@ class StepRows:
         ipus = tuple(int(ipu) for ipu in ipus)
         row = np.full(max([*ipus, int(steps.ipu.max(initial=0))]) + 1, -1)
         row[list(ipus)] = np.arange(len(ipus))
-        code, beside = codes_of_steps(steps), beside_others(steps)
+        code, beside = of_steps(steps)
         slices = steps.ipu, steps.start, steps.end
         rows = (_rows(slices, code, row, wanted) for wanted in (~beside, beside))
         return cls(steps, ipus, *rows)
@@ -124,16 +124,14 @@ class Lanes:
         return int(self.tasks["end"].max()) - self.origin if len(self.tasks) else 0
 
 
-def codes_of_steps(steps: Executed) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of each executed step."""
+def of_steps(steps: Executed) -> tuple[np.ndarray, np.ndarray]:
+    """Index into ``theme.ACTIVITIES`` of each executed step; whether it lies beside others.
+
+    Those of I/O tiles do.
+    """
     code = [BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0]
-    return np.array(code, dtype=np.int8)[steps.kind]
-
-
-def beside_others(steps: Executed) -> np.ndarray:
-    """Mask of the executed steps of I/O tiles, which lie beside others."""
-    of_kind = np.array([name == records.BESIDE for name in steps.named.kinds] or [False])
-    return of_kind[steps.kind]
+    beside = np.array([name == records.BESIDE for name in steps.named.kinds] or [False])
+    return np.array(code, dtype=np.int8)[steps.kind], beside[steps.kind]
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
@@ -195,6 +193,7 @@ def lanes(
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
+    # those of I/O tiles lie over others
     beside = _by_body(tasks, lambda some: (some["kind"] == records.BESIDE).to_numpy())
     path = path or CriticalPath(*on_ipus(tasks["ipu"].to_numpy(), chain_through(tasks)))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
@@ -408,10 +407,5 @@ def _rows(
 
 def stage_label(row: Any, between: str, most: int) -> str:
     """A stage and its Blocks, where it has any."""
-    blocks = plain(blocks_of(row.blocks, most))
+    blocks = plain(ends_of(row.blocks.split(", "), most))
     return f"stage {row.stage}{between}{blocks}" if blocks else f"stage {row.stage}"
-
-
-def blocks_of(blocks: str, most: int) -> str:
-    """The Blocks of a stage as the profile lists them, shortened to a number of characters."""
-    return ends_of(blocks.split(", "), most)

@@ -8,6 +8,7 @@ many they stand for. Times are cycles; arrays are int64; nothing loops over slic
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any
@@ -377,40 +378,25 @@ class Canvas:
     def traces(self, looks: dict[int, Look]) -> list[dict[str, Any]]:
         """The traces, in the order of ``looks`` (by code)."""
         scatters: list[dict[str, Any]] = []
-        bars = (
-            [np.concatenate(column) for column in zip(*self._bars, strict=True)]
-            if self._bars
-            else None
-        )
-        narrow = (
-            [np.concatenate(column) for column in zip(*self._narrow, strict=True)]
-            if self._narrow
-            else None
+        bars, narrow = (
+            [np.concatenate(column) for column in zip(*pieces, strict=True)]
+            for pieces in (self._bars, self._narrow)
         )
         for code, look in looks.items():
-            if bars is not None and (of_code := bars[2] == code).any():
-                scatters.append(self._bar(look, *(column[of_code] for column in bars)))
-            if narrow is not None and (of_code := narrow[2] == code).any():
+            if bars and (of_code := bars[2] == code).any():
+                scatters.append(self._bar(look, (column[of_code] for column in bars)))
+            if narrow and (of_code := narrow[2] == code).any():
                 # the legend shows squares, whatever is drawn
                 if not scatters or scatters[-1]["name"] != look.name:
                     scatters.append(_square(look))
-                scatters.append(self._outline(look, *(column[of_code] for column in narrow)))
+                scatters.append(self._outline(look, (column[of_code] for column in narrow)))
         return scatters
 
     def _at(self, cycles: np.ndarray) -> np.ndarray:
         return (cycles - self.origin) * self.scale
 
-    def _bar(
-        self,
-        look: Look,
-        start: np.ndarray,
-        end: np.ndarray,
-        code: np.ndarray,
-        y: np.ndarray,
-        height: np.ndarray,
-        hover: np.ndarray,
-        text: np.ndarray,
-    ) -> dict[str, Any]:
+    def _bar(self, look: Look, columns: Iterable[np.ndarray]) -> dict[str, Any]:
+        start, end, _, y, height, hover, text = columns
         pairs = len(hover) > 0 and isinstance(hover[0], tuple)
         return dict(
             type="bar",
@@ -432,17 +418,9 @@ class Canvas:
             hovertemplate=("%{customdata[0]}" if pairs else "%{customdata}") + "<extra></extra>",
         )
 
-    def _outline(
-        self,
-        look: Look,
-        start: np.ndarray,
-        end: np.ndarray,
-        code: np.ndarray,
-        y: np.ndarray,
-        height: np.ndarray,
-        base: np.ndarray,
-    ) -> dict[str, Any]:
-        """All narrow pieces of an activity as one filled outline. ``base``: of each one's row."""
+    def _outline(self, look: Look, columns: Iterable[np.ndarray]) -> dict[str, Any]:
+        """All narrow pieces of an activity as one filled outline."""
+        start, end, _, y, height, base = columns
         left, right = self._at(start), self._at(end)
         # Half as many bytes where that moves nothing by a pixel.
         fine = np.spacing(np.float32(np.abs(right).max())) > self.cycles_a_pixel * self.scale / 16

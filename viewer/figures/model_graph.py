@@ -229,20 +229,17 @@ def _small(graph: Graph) -> set[int]:
 
 def _hidden(graph: Graph) -> set[int]:
     """Small edges that are left out, where they are many: not the largest of a node."""
-    small = _small(graph)
+    small, joined = _small(graph), set[int]()
     if len(small) <= _MOST_PALE:
-        return set()
-    joined = {
-        end
-        for at, edge in enumerate(graph.edges)
-        if at not in small
-        for end in (edge.source, edge.target)
-    }
-    kept: dict[int, int] = {}
-    for at in sorted(small, key=lambda at: -graph.edges[at].bytes):
-        for end in {graph.edges[at].source, graph.edges[at].target} - joined:
-            kept.setdefault(end, at)
-    return small - set(kept.values())
+        return joined
+    hidden = set()
+    for at, edge in sorted(
+        enumerate(graph.edges), key=lambda one: (one[0] in small, -one[1].bytes)
+    ):
+        ends = {edge.source, edge.target}
+        hidden |= {at} if at in small and ends <= joined else set()
+        joined |= ends
+    return hidden
 
 
 def _cuts(edges: Mapping[int, Edge], nodes: Sequence[Node]) -> dict[int, int]:

@@ -72,7 +72,12 @@ def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
         520,
         margin={"l": 64, "r": 16, "t": 8, "b": 48},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        xaxis={"type": "log", "title": {"text": "FLOPs a byte received"}, "dtick": 1},
+        xaxis={
+            "type": "log",
+            "title": {"text": "FLOPs a byte received"},
+            "dtick": 1,
+            "exponentformat": "power",
+        },
         yaxis={"type": "log", "title": {"text": "FLOPs a cycle"}, "dtick": 1},
     )
     return Drawing([*lines, *(one for one in traces if one)], layout)
