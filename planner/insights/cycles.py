@@ -369,18 +369,27 @@ def _less_to_host(
 def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     """How to move them while computing, if PopTorch can."""
     alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
-    if not alone or overlapped or costs.micro_batches == 1:
+    if not alone or overlapped:
         return ""
     none = np.zeros(len(costs), dtype=np.int64)
     beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
-    if not costs.streams.out_once:
+    if not costs.streams.out_once or costs.micro_batches == 1:
         beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
-    saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
+    saved, loop = max(
+        (present.total - what_if(replace(costs, streams=one), present.assignment).total, loop)
+        for loop, one in (
+            ("OverlapAccumulationLoop", beside),
+            ("OverlapDeviceIterationLoop", replace(beside, across=True)),
+        )
+    )
+    if saved <= 0:
+        return ""
     strategy = "ShardedExecution, " if costs.pipelined else ""
+    several = "deviceIterations over 1, " if loop == "OverlapDeviceIterationLoop" else ""
     return (
         f"Let I/O tiles move them during compute, which saves at most {saved:,} cycles:"
-        f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or"
-        " All"
+        f" {strategy}TensorLocations.numIOTiles(32), {several}set_overlap_for_input and"
+        f" set_overlap_for_output with OverlapMode.{loop}, and OutputMode.Sum or All"
     )
 
 

@@ -23,6 +23,7 @@ from ipuscope.planner.search.what_fits import too_large
 from ipuscope.profiler.units import count, per_second
 
 _KIB = 1024
+_MUCH_HOST_IO = 0.05  # of the time
 _LONG = 10  # seconds from which on milliseconds say nothing
 
 
@@ -89,6 +90,13 @@ def why(plan: Plan) -> Iterable[str]:
         else:
             stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
             yield f"{stages} recompute, since what they would keep does not fit their tiles"
+    host = best.shares["host"]
+    if host >= _MUCH_HOST_IO and not mapping.in_phases:
+        yield (
+            f"{_percent(host)} of the time waits for host I/O: of one stage, I/O tiles move it"
+            " beside the work of another device iteration (poptorch.set_overlap_for_input in"
+            " forward, which no plan writes; ipu-report insights says what it saves)"
+        )
     yield _proof(plan)
 
 

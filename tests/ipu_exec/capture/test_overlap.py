@@ -407,3 +407,17 @@ def test_an_insight_names_the_way_to_overlap_where_the_host_is_waited_for(tmp_pa
         i for i in insights(profiled(tmp_path / "b", options(), INNER)) if "host I/O" in i.title
     ]
     assert all("numIOTiles" not in i.action for i in others)
+
+
+def test_what_overlapping_promises_is_at_most_what_its_compile_saves(tmp_path: Path) -> None:
+    """With a micro-batch an update, only device iterations give I/O something to run beside."""
+
+    def chosen(tiles: int) -> poptorch.Options:
+        return options(io_tiles=tiles, accumulation=1, iterations=4)
+
+    before = profiled(tmp_path / "before", chosen(0), None)
+    after = profiled(tmp_path / "after", chosen(IO), LOOPS)
+    (action,) = [one.action for one in insights(before) if LOOPS.name in one.action]
+    promised = int(action.split("saves at most ")[1].split(" cycles")[0].replace(",", ""))
+    saved = analysis.pace(before).cycles - analysis.pace(after).cycles
+    assert 0.8 * promised <= saved <= promised
