@@ -236,7 +236,7 @@ def caveats(a: Report, b: Report) -> list[str]:
     rules = [report.meta.get("rules") for report in (a, b)]
     if all(rules) and rules[0] != rules[1]:
         said.append(
-            "A and B were compiled by different versions of IPUscope or PyTorch: part of the"
+            "A and B were compiled by different versions of IPUscope or PyTorch: part of any"
             " difference may be the compiler's."
         )
     return said

@@ -194,9 +194,11 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 
 
 def _propose(report: Report, args: argparse.Namespace) -> Page:
+    from ipuscope.planner.levers.compile_again import merged_placement
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
     from ipuscope.planner.search.what_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
+    from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.cli.whatif import stage_columns, stage_rows
     from ipuscope.reports.tables import Column, Fact, Facts, Page, Table, say, sentence
 
@@ -231,7 +233,10 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     elif wanted.total > (1 - _LITTLE) * now.total:
         lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
-        placed = placement_file(costs, wanted.assignment, sets_accumulation=False)
+        placed = merged_placement(
+            Provenance.of(report).placement,
+            placement_file(costs, wanted.assignment, sets_accumulation=False),
+        )
         try:
             args.output.write_text(json.dumps(placed, indent=2) + "\n")
         except OSError as error:

@@ -13,6 +13,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
 from ipuscope.planner.advice.search import NO_GAIN
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
+from ipuscope.planner.levers.compile_again import merged_placement
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import (
     Assignment,
@@ -251,8 +252,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def save(clicks: Any, starts: Any, profile: Any) -> Any:
-        report = profiles.get(profile)
-        return _saved(costs_of(profiles, report), starts) if clicks else no_update
+        return _saved(*split_of(profile, starts)) if clicks else no_update
 
     def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, Provenance]:
         report = profiles.get(profile)
@@ -272,9 +272,10 @@ def _advised(report: Report, may_change: bool) -> Advised:
     return advise(report, Allowed(samples=most))
 
 
-def _saved(costs: Costs, starts: Any) -> dict[str, str]:
+def _saved(costs: Costs, assignment: Assignment, made: Provenance) -> dict[str, str]:
     """The placement file of a split, as the browser saves it."""
-    content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
+    placed = merged_placement(made.placement, placement_file(costs, assignment, False))
+    content = json.dumps(placed, indent=2) + "\n"
     return {"content": content, "filename": "placement.json", "type": "application/json"}
 
 

@@ -11,6 +11,7 @@ import pytest
 from ipuscope.planner.levers.compile_again import compile_again, merged, merged_placement
 from ipuscope.profiler import open_report
 from ipuscope.profiler.provenance import Provenance
+from ipuscope.reports.cli import main
 from tests import forked
 from tests.synthetic import synthetic_profile
 
@@ -72,6 +73,14 @@ def test_a_profile_says_how_it_was_made_and_is_made_so_again(tmp_path: Path) -> 
         assert "float16" in set(report.variables["dtype"])
         assert Provenance.of(report).levers == "half"
         assert "promise" not in Provenance.of(report).placement  # which was made without it
+    split = tmp_path / "split.json"
+    assert main(["rebalance", str(tmp_path / "first"), "-o", str(split)]) == 0
+    options = ["--placement", str(split), "--compile-only", "--profile-dir", str(tmp_path / "new")]
+    forked.run([sys.executable, "-c", code, *options, str(script), "64"], check=True)
+    with open_report(tmp_path / "new" / "training") as report:  # of the script, which has no Blocks
+        assert [name for blocks in report.stages["blocks"] for name in blocks.split(", ")] == [
+            name for blocks in stages for name in blocks.split(", ")
+        ]
     script.write_text(SCRIPT + "# edited\n")
     (changed,) = made.differences(str(script), ["64"])
     assert "not the script" in changed
