@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 _AGAIN = (Direction.FORWARD, Direction.RECOMPUTE)  # in which a tensor is made
 
 
-def _no_users() -> np.ndarray:
-    return np.zeros((0, 0), dtype=bool)
-
-
 def _no_code() -> np.ndarray:
     return np.zeros((0, 0), dtype=np.int64)
 
@@ -73,7 +69,7 @@ class BlockMemory:
     # of no Block, an IPU: stack, transfers' control code (the largest IPU's): int64[tile]
     shared: np.ndarray
     # Code that Blocks share, once an IPU: bool[piece, Block] and int64[piece, tile]
-    code_users: np.ndarray = field(default_factory=_no_users)
+    code_users: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
     code: np.ndarray = field(default_factory=_no_code)
     region0: CodeMemory = field(default_factory=lambda: CodeMemory.unknown(0))  # of all that: code
     # What each IPU of the profile held beyond these estimates, int64[IPU, tile] (empty: unknown),

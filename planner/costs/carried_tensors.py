@@ -25,10 +25,6 @@ def _none() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-def _no_touches() -> np.ndarray:
-    return np.zeros((0, 0), dtype=bool)
-
-
 @dataclass(frozen=True)
 class Carried:
     """Arrays over tensors: the Block that makes it, int64; ``back``: in its backward, bool.
@@ -40,7 +36,7 @@ class Carried:
 
     maker: np.ndarray = field(default_factory=_none)
     back: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    touched: np.ndarray = field(default_factory=_no_touches)
+    touched: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
     nbytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     tied: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
