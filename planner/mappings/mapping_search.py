@@ -145,8 +145,12 @@ def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
     rates = []
     for several in {priced.key.accumulates, False}:
         key = replace(priced.key, accumulates=several)
-        alone = [one for one in places(Priced(key, endless), question) if one.ipus == (0,)]
-        outcomes = [try_split(one, question, None) for one in alone]
+        every = places(replace(priced, key=key), question)
+        # without accumulation there are no accumulators, as large as gradients
+        spared = 0 if several else int(priced.costs.gradients.sum())
+        alone = [one for one in every if one.ipus == (0,) and lacking(one) <= spared]
+        roomy = Priced(key, endless)
+        outcomes = [try_split(replace(one, priced=roomy), question, None) for one in alone]
         rate = [one.samples_per_second for one in outcomes if isinstance(one, Candidate)]
         rates.append((max(rate, default=0.0), key))
     return rates
