@@ -6,7 +6,7 @@ tensor that waits for another Block (`carried`) waits elsewhere, or not at all, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,6 +87,11 @@ class BlockMemory:
     def kept(self) -> Kept:
         """`ipuscope.planner.costs.block_costs.BlockCosts.tables`."""
         return Kept()
+
+    @cached_property
+    def without_code(self) -> BlockMemory:
+        """The same where code has room in any region."""
+        return replace(self, region0=CodeMemory.unknown(len(self.saved)))
 
     @cached_property
     def any_saved(self) -> bool:

@@ -52,11 +52,15 @@ class CodeMemory:
             return np.zeros((len(runs), machine.tiles), dtype=np.int64)
         return np.maximum(0, self.on(runs) - machine.region0_bytes)
 
+    def may_be_beyond(self, machine: MachineCosts) -> bool:
+        """Whether the code of all Blocks together has no room in region 0."""
+        return not self._surely_fit(np.ones((1, len(self.own)), dtype=bool), machine).all()
+
     def of_intervals(self, width: int, machine: MachineCosts) -> np.ndarray:
         """`extents` of code alone, of Blocks ``first .. first + width``: int64[first, width]."""
         count = len(self.own)
         beyond = np.zeros((max(1, count), width), dtype=np.int64)
-        if not count or self._surely_fit(np.ones((1, count), dtype=bool), machine).all():
+        if not self.may_be_beyond(machine):
             return beyond
         most = self.besides.max(axis=0)
         for first in range(count):

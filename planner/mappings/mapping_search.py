@@ -141,7 +141,7 @@ def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
 
     With accumulation and without, where a micro-batch is all.
     """
-    endless = priced.costs.with_tile_bytes(_ENDLESS)
+    endless = _with_endless_memory(priced.costs)
     rates = []
     for several in {priced.key.accumulates, False}:
         key = replace(priced.key, accumulates=several)
@@ -154,6 +154,13 @@ def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
         rate = [one.samples_per_second for one in outcomes if isinstance(one, Candidate)]
         rates.append((max(rate, default=0.0), key))
     return rates
+
+
+def _with_endless_memory(costs: Costs) -> Costs:
+    """The costs where neither a tile's end nor that of region 0, which code needs, matters."""
+    roomy = costs.with_tile_bytes(_ENDLESS)
+    beyond = costs.memory.region0.may_be_beyond(costs.machine)
+    return replace(roomy, memory=costs.memory.without_code) if beyond else roomy
 
 
 _Promised = tuple[tuple[float, ...], Place]
@@ -376,7 +383,7 @@ def split_onto(
     costs, choices = place.costs, choices_of(place, question)
     if len(place.ipus) == 1 and not costs.recompute_alone:
         costs = replace(costs, recompute=False)
-    endless = costs.with_tile_bytes(_ENDLESS)
+    endless = _with_endless_memory(costs)
     # where a stage comes back, what is cheapest for it may not be so for its IPU, by a few cycles
     apart = len(set(place.ipus)) == len(place.ipus)
     exactly = exact and not apart

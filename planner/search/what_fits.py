@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ipuscope.planner.costs.memory_choice import Choice
@@ -50,16 +51,20 @@ def quicker_if_it_fits(
 
 def _with_more(costs: Costs, search: Callable[[Costs], Split], share: float) -> Split | None:
     """What is found with so much more on a tile, where that is not sure to be too much."""
-    nbytes = int(costs.machine.bytes_per_tile * (1 + share))
-    roomy = replace(costs.with_tile_bytes(nbytes), too_full=_surely_too_full(costs))
-    try:
-        split = search(roomy)
-    except ValueError:
-        return None
-    prediction = what_if(costs, split.prediction.assignment)
-    if prediction.problems:
-        return None
-    return replace(split, prediction=prediction, why=(UNSURE, *split.why))
+    more, splits = int(costs.machine.bytes_per_tile * share), []
+    roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + more)
+    every = [replace(roomy, too_full=_surely_too_full(costs))]
+    if costs.memory.region0.may_be_beyond(costs.machine):  # where code ends counts, not the tile
+        machine = replace(roomy.machine, region0_bytes=roomy.machine.region0_bytes + more)
+        # tables of the memory are of the machine's regions
+        every.append(replace(every[0], machine=machine, memory=replace(costs.memory)))
+    for one in every:
+        with suppress(ValueError):
+            split = search(one)
+            prediction = what_if(costs, split.prediction.assignment)
+            if not prediction.problems:
+                splits.append(replace(split, prediction=prediction, why=(UNSURE, *split.why)))
+    return min(splits, key=lambda one: one.prediction.total, default=None)
 
 
 def _surely_too_full(costs: Costs) -> frozenset[tuple[tuple[int, int, Choice], ...]]:
