@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from benchmarks.plan import evidence
+from benchmarks.plan import by_hand, evidence
 from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
 from benchmarks.plan.two_workers import BERT_LARGE, measure
@@ -48,6 +48,12 @@ def main() -> int:
         metavar="NAME",
         help=f"rows of docs/plan.md, of {', '.join(evidence.SCRIPTS)} (all)",
     )
+    parser.add_argument(
+        "--by-hand",
+        nargs="+",
+        metavar="NAME",
+        help=f"what an expert tries on 4 IPUs, of {', '.join(by_hand.NAMES)} (all)",
+    )
     parser.add_argument("--on", type=int, nargs="+", default=evidence.IPUS, help="IPUs of the rows")
     parser.add_argument("--jobs", type=int, default=1, help="rows that are made at a time")
     args = parser.parse_args()
@@ -56,6 +62,9 @@ def main() -> int:
         evidence.write(names, args.on, args.jobs)
         return 0
     warnings.simplefilter("ignore")
+    if args.by_hand:
+        by_hand.write(by_hand.NAMES if "all" in args.by_hand else args.by_hand)
+        return 0
     if args.two_workers is not None:
         return _two_workers(args.two_workers)
     if args.public is not None:

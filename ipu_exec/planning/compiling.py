@@ -198,21 +198,18 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
     }
 
 
-def _basis_recomputes(key: Key, early: bool) -> bool | None:
-    return True if key.again else False if key.keeps or early else None
-
-
 def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapped:
     """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved."""
     # the more stages, the nearer each Block's memory is to what it holds alone
     most = max(1, ipus // (key.shards * max(1, key.in_parts)))
     count = min(len(blocks), most) if key.accumulates and not key.again else 1
+    final = True if key.again else False if key.keeps else None
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
     stages = tuple(
         StagePlan(
             number,
             blocks[first:last],
-            _basis_recomputes(key, training and number < count - 1),
+            False if training and number < count - 1 else final,
         )
         for number, (first, last) in enumerate(pairwise(cuts))
     )

@@ -135,8 +135,7 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = ""
         asked.budget,
         call.training,
         tuple(name for name, given in given_of(asked, fixed).items() if not given),
-        _keeps(call, fixed),
-        _again(call, fixed),
+        *_last_stage(call, fixed),
     )
 
 
@@ -179,19 +178,13 @@ def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _keeps(call: FirstCall, fixed: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Whether the last stage may keep what the script's options have it recompute."""
+def _last_stage(call: FirstCall, fixed: Mapping[str, Any]) -> tuple[tuple[bool, ...], bool]:
+    """Whether it may keep what the options have it recompute; recompute where they say nothing."""
     recomputes = getattr(call.options._Popart, "autoRecomputation", None)
-    if not call.training or not recomputes:
-        return (False,)
     again = fixed.get(RECOMPUTE)
-    return (False, True) if again is None else (not again,)
-
-
-def _again(call: FirstCall, fixed: Mapping[str, Any]) -> bool:
-    """Whether a replica of one stage may recompute: the script's options ask for none."""
-    asked = getattr(call.options._Popart, "autoRecomputation", None)
-    return call.training and not asked and fixed.get(RECOMPUTE) is not False
+    if not call.training or not recomputes:
+        return (False,), call.training and again is not False
+    return (False, True) if again is None else (not again,), False
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:

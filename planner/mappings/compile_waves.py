@@ -256,8 +256,8 @@ def price_again(state: State) -> None:
     ]
     least = state.best.rate if state.best is not None else 0.0
     promising = sorted({one for one in rates if one[0] > least * 1.001}, reverse=True)
-    wave = [key for _, key in promising[:_A_WAVE]]
-    left = [key for _, key in promising[_A_WAVE:]]
+    every = [key for _, key in promising]
+    wave, left = every[:_A_WAVE], every[_A_WAVE:]
     if left:
         state.left_out.append(f"{len(left)} more ({_some(left)}): three that promise more were")
     state.wanted += len(wave)

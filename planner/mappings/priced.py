@@ -108,8 +108,7 @@ def places(priced: Priced, question: Question) -> list[Place]:
     whole number of micro-batches, enough for the stages.
     """
     key, legal = priced.key, list[Place]()
-    lists = [(0,)] if key.again else _stage_lists(priced.costs, question)
-    for ipus in lists:
+    for ipus in [(0,)] if key.again else _stage_lists(priced.costs, question):
         for replicas in range(1, question.ipus // (key.shards * attached(max(ipus) + 1)) + 1):
             each, left = divmod(question.global_batch, key.micro_batch * replicas)
             place = Place(priced, ipus, replicas, each)
