@@ -1,16 +1,15 @@
-"""Laws that every prediction keeps: `benchmarks.laws` on shapes that hypothesis draws."""
+"""Laws that every prediction keeps: `benchmarks.laws` on random shapes."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from benchmarks.laws import laws
-from benchmarks.laws.cases import FLOAT, HALF, KINDS, Case, plan_of
+from benchmarks.laws.cases import FLOAT, HALF, KINDS, Case, drawn, plan_of
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.machine import Machine
@@ -22,20 +21,10 @@ EXAMPLES = 25
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_shapes_keep_the_laws(kind: str) -> None:
-    about = KINDS[kind]
-    extents = st.tuples(*map(st.integers, about.low, about.high))
-
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow],  # of a busy machine
-    )
-    @given(extents, st.sampled_from((HALF, FLOAT)), st.integers(0, 1000))
-    def hold(drawn: tuple[int, ...], dtype: str, seed: int) -> None:
-        assert laws.check(Case(kind, drawn, dtype), MK2, seed) == []
-
-    hold()
+    """The same shapes in every run: hypothesis draws constants of the sources, too."""
+    source = random.Random(f"{kind} 0")
+    broken = [laws.check(drawn(kind, source), MK2, index) for index in range(EXAMPLES)]
+    assert not any(broken), broken
 
 
 def test_work_that_takes_no_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
