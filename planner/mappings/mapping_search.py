@@ -72,7 +72,12 @@ def strictly(costs: Costs, search: Callable[[Costs], Split]) -> Split:
 
 def or_much_quicker(costs: Costs, search: Callable[[Costs], Split]) -> Split:
     """The same, or one that may be too large and is worth a compile: what leads is compiled."""
-    split = search(costs)
+    try:
+        split = search(costs)
+    except ValueError:
+        if not costs.memory.region0.may_be_beyond(costs.machine):
+            raise  # by its bytes: what comes close is looked at where nothing else fits
+        return or_close(costs, search)
     maybe = quicker_if_it_fits(costs, search, split)
     much = maybe and maybe.prediction.total * (1 + _WORTH_A_COMPILE) <= split.prediction.total
     return maybe if maybe and much else split
@@ -141,7 +146,7 @@ def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
 
     With accumulation and without, where a micro-batch is all.
     """
-    endless = _with_endless_memory(priced.costs)
+    endless = _where_code_has_room(priced.costs).with_tile_bytes(_ENDLESS)
     rates = []
     for several in {priced.key.accumulates, False}:
         key = replace(priced.key, accumulates=several)
@@ -156,11 +161,10 @@ def in_one_stage(priced: Priced, question: Question) -> list[tuple[float, Key]]:
     return rates
 
 
-def _with_endless_memory(costs: Costs) -> Costs:
-    """The costs where neither a tile's end nor that of region 0, which code needs, matters."""
-    roomy = costs.with_tile_bytes(_ENDLESS)
+def _where_code_has_room(costs: Costs) -> Costs:
+    """The costs without the end of region 0, of which only a compile is sure."""
     beyond = costs.memory.region0.may_be_beyond(costs.machine)
-    return replace(roomy, memory=costs.memory.without_code) if beyond else roomy
+    return replace(costs, memory=costs.memory.without_code) if beyond else costs
 
 
 _Promised = tuple[tuple[float, ...], Place]
@@ -336,7 +340,8 @@ class _TooFew:
         some = places(self._priced, self._question)
         longest = max(some, key=lambda one: len(one.ipus), default=None)
         choices = choices_of(longest, self._question) if longest is not None else ()
-        return fewest_stages(self._priced.costs, choices, in_company) if choices else 1
+        costs = _where_code_has_room(self._priced.costs)
+        return fewest_stages(costs, choices, in_company) if choices else 1
 
     def for_weights_of(self, place: Place) -> bool:
         """Whether this place has too few."""
@@ -383,7 +388,7 @@ def split_onto(
     costs, choices = place.costs, choices_of(place, question)
     if len(place.ipus) == 1 and not costs.recompute_alone:
         costs = replace(costs, recompute=False)
-    endless = _with_endless_memory(costs)
+    endless = _where_code_has_room(costs).with_tile_bytes(_ENDLESS)
     # where a stage comes back, what is cheapest for it may not be so for its IPU, by a few cycles
     apart = len(set(place.ipus)) == len(place.ipus)
     exactly = exact and not apart

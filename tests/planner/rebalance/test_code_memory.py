@@ -18,6 +18,8 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Assignment, memory_of
+from ipuscope.planner.search.split_search import Split, best_split
+from ipuscope.planner.search.what_fits import UNSURE, or_close
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.analysis.facts import facts
 from tests.models import Mlp
@@ -47,6 +49,29 @@ def test_intervals_are_sets_of_blocks_that_follow_each_other() -> None:
     # Blocks 0; 0 and 1; all; 1; 1 and 2; 2: the fullest tile with 3 and 2 bytes besides
     most = np.array([[113, 133, 133], [23, 123, -1], [103, -1, -1]])
     assert table.tolist() == np.where(most > 100, small.bytes_per_tile + most - 100, 0).tolist()
+
+
+def test_code_a_little_beyond_region_0_is_for_a_compile_to_tell() -> None:
+    costs = random_costs(np.random.default_rng(1), 3)
+    tiles = costs.machine.tiles
+    code = replace(
+        code_of_three(),
+        own=np.full((3, tiles), 40),
+        pieces=np.zeros((1, tiles), dtype=np.int64),
+        besides=np.zeros((2, tiles), dtype=np.int64),
+    )
+    machine = replace(costs.machine, bytes_per_tile=1 << 40, region0_bytes=100)
+    costs = replace(costs, machine=machine, memory=replace(costs.memory, region0=code))
+
+    def onto_one(some: Costs) -> Split:
+        return best_split(some, 1)
+
+    with pytest.raises(ValueError, match="fits"):
+        onto_one(costs)
+    split = or_close(costs, onto_one)
+    assert split.why[0] == UNSURE
+    (verdict,) = split.prediction.memory
+    assert verdict.answer == Answer.CLOSE and verdict.free == 100 - 120
 
 
 def test_code_beyond_region_0_is_no_split_that_fits(
