@@ -28,16 +28,8 @@ _EXACT = 1 << 53  # whole numbers below are exact in a browser
 
 # Tables and views of calls: a model that was only compiled has no rows in them.
 OF_CALLS = (
-    "runs",
-    "iterations",
-    "host_events",
-    "host_values",
-    "run_cycles",
-    "execution_steps",
-    "stage_micro_batches",
-    "steps",
-    "steps_by_ipu",
-    "execution_cycle_totals",
+    *("runs", "iterations", "host_events", "host_values", "run_cycles", "execution_steps"),
+    *("stage_micro_batches", "steps", "steps_by_ipu", "execution_cycle_totals"),
 )
 _WRITTEN = (Path(__file__).parents[1] / "assets" / "examples.sql").read_text(encoding="utf-8")
 EXAMPLES: tuple[tuple[str, str], ...] = tuple(  # title and statement
