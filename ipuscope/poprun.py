@@ -25,11 +25,11 @@ the same:
 
 # Accepted without effect. Those to which PopRun gives a value take one.
 _WITHOUT_MEANING = (
-    *("host", "hosts", "host-subnet", "mpi-global-args", "mpi-local-args", "numa-aware"),
+    *("host", "hosts", "host-subnet", "mpi-global-args", "mpi-local-args"),
     *("vipu-partition", "vipu-allocation", "vipu-cluster"),
     *("vipu-server-host", "vipu-server-port", "vipu-server-timeout"),
     *("update-partition", "remove-partition", "reset-partition", "process-placement"),
-    *("num-ilds", "sync-type", "synchronisation-mode", "interactive", "tag-output"),
+    *("numa-aware", "num-ilds", "sync-type", "synchronisation-mode", "interactive", "tag-output"),
     *("only-output-from-instance", "only-stdout-from-instance", "run-each-instance-with"),
 )
 _SWITCHES = ("print-topology", "verbose", "quiet", "allow-oversubscribing-host-cores")
