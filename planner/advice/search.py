@@ -143,10 +143,11 @@ def _notes(basis: Basis) -> Iterator[str]:
     sizes = not_priced(basis)
     if sizes:
         sizes.sort(key=lambda size: abs(log2(size / basis.micro_batch)))
+        these, are = ("Micro-batches", "are") if len(sizes) > 1 else ("A micro-batch", "is")
         yield (
-            f"Micro-batches of {listed([f'{size:,}' for size in sizes], _NAMED)} are more than"
+            f"{these} of {listed([f'{size:,}' for size in sizes], _NAMED)} {are} more than"
             f" {RATIOS[-1]:g} times off the profile's {basis.micro_batch:,}, too far to be"
-            " estimated: ipu-run --tune compiles them."
+            " estimated: only a compile tells (ipu-run --tune)."
         )
 
 

@@ -276,7 +276,7 @@ def test_micro_batches_that_are_not_priced_are_named(report: Report) -> None:
     many = replace(basis, costs=replace(basis.costs, micro_batches=16), _estimates={})
     assert not advise(report).notes
     (note,) = advise_on(many).notes
-    assert note.startswith(f"Micro-batches of {16 * basis.micro_batch:,} ")
+    assert note.startswith(f"A micro-batch of {16 * basis.micro_batch:,} is ")
 
 
 def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
