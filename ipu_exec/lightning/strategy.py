@@ -111,18 +111,19 @@ class StrategyOnIpu:
         own = self._given[training]
         if own is not None and own.placement_mapping is None:
             return own
-        if training not in self._made and own is not None:
-            self._made[training] = own.clone()
-        elif training not in self._made:
-            options = Options().deviceIterations(self.device_iterations)
-            options.replicationFactor(self._replicas(training))
-            if training:
-                options.Training.gradientAccumulation(self._trainer.accumulate_grad_batches)
-            if os.environ.get("PL_GLOBAL_SEED"):
-                options.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
+        if training not in self._made:
+            options = self._trainers_options(training) if own is None else own.clone()
+            options.follow_plan("training" if training else "inference")
             self._made[training] = options
-        options = self._made[training]
-        options.follow_plan("training" if training else "inference")  # of ``ipu-run --placement``
+        return self._made[training]
+
+    def _trainers_options(self, training: bool) -> Options:
+        options = Options().deviceIterations(self.device_iterations)
+        options.replicationFactor(self._replicas(training))
+        if training:
+            options.Training.gradientAccumulation(self._trainer.accumulate_grad_batches)
+        if os.environ.get("PL_GLOBAL_SEED"):
+            options.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
         return options
 
     def _compile_options(self, training: bool, accumulation: int) -> Options:
@@ -185,9 +186,9 @@ class StrategyOnIpu:
                 trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
         self._close()
         self._made, self._depth, self._stages = {}, 1, {}
-        if fitting and self._opts(True).placement:
-            accumulation = self._opts(True).Training.gradient_accumulation
-            trainer.accumulate_grad_batches = int(accumulation)
+        if fitting and (options := self._opts(True)) is not self._given[True]:
+            # a placement may have another accumulation than the Trainer
+            trainer.accumulate_grad_batches = int(options.Training.gradient_accumulation)
         super().setup(trainer)  # type: ignore[misc]
         self._moves_batches = checks.moves_batches(self.lib, trainer)
         spare_device_search(self.lib, trainer)

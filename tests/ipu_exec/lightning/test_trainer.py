@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -417,6 +418,18 @@ def test_overridden_hooks_work_and_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="on_before_optimizer_step, optimizer_step"):
         (actual, _), (expected, _) = same_on_both(tmp_path, Overrides, max_epochs=1)
     assert actual.norms == expected.norms and len(actual.norms) == 12
+
+
+def test_a_placement_without_an_accumulation_leaves_the_trainers(tmp_path: Path) -> None:
+    stages = [{"ipu": 0, "blocks": ["first"]}, {"ipu": 1, "blocks": ["second"]}]
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps({"format": "ipuscope placement", "version": 2, "stages": stages}))
+    strategy = IPUStrategy(training_opts=poptorch.Options().loadPlacement(file))
+    trainer = trainer_of(
+        tmp_path, strategy=strategy, accumulate_grad_batches=4, max_steps=1, limit_val_batches=0
+    )
+    trainer.fit(modules.BlocksInInit(), DataLoader(data(), batch_size=3))
+    assert trainer.accumulate_grad_batches == 4
 
 
 # -- loaders ---
