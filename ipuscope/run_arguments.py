@@ -41,7 +41,7 @@ _CALLED = {"levers": "with", "tune": "tune N", "plan": "plan N"}
 
 _TUNED = 3  # compiles of the best, for --tune
 CHANGES = {"half": "half", "outputs": "outputs=loss"}  # what --allow takes, as --with has it
-_ABOUT = """the best mapping of the script's first model onto a pod (docs/plan.md): how many IPUs
+_ABOUT = """the best mapping of the script's training onto a pod (docs/plan.md): how many IPUs
 share a stage's tensors (t), are a pipeline (p) and are replicas (r), which Blocks
 are a stage, micro-batch, accumulation, recomputation, and where state lies
   ipu-run --tune 4 train.py              search, compile the best three, write tuned.json
@@ -123,15 +123,13 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         help=(
             "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
             " and replicas, in the micro-batches that --plan N finds quickest (the script runs up"
-            " to its first model twice)"
+            " to its training twice)"
         ),
     )
     parser.add_argument(
         "--compile-only",
         action="store_true",
-        help=(
-            "end when the first model is compiled and its profile written: no numbers are computed"
-        ),
+        help="end when the training (else the inference) is compiled and its profile written",
     )
     parser.add_argument(
         "--with",

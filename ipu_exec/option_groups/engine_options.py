@@ -71,7 +71,7 @@ def engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 KEEP_VARIABLE = "IPUSCOPE_NUM_IPUS"  # of a plan for --num-ipus: "alone", or "instances"
-COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
+COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its training is compiled
 LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile changes of the script
 COMMAND_VARIABLE = "IPUSCOPE_COMMAND"  # JSON: the words of ipu-run, for the profile
 NO_SOURCE_VARIABLE = "IPUSCOPE_NO_SOURCE"  # leave the user's files out of profiles

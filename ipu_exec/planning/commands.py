@@ -66,7 +66,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
 
 @dataclass
 class Planning:
-    """Plans the first model that a script calls, instead of compiling it."""
+    """Plans a script's training, or its inference if it has none, instead of compiling it."""
 
     asked: Asked
     args: argparse.Namespace

@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
                 if report.imported != other.imported
                 else None
             )
-            reasons = analysis.not_comparable(report, other)
             if args.fail_if:
+                reasons = analysis.not_comparable(report, other)
                 broken.extend(_broken(sums, args.fail_if, reasons))
                 broken.extend(_does_not_fit(report, other))
             marks = [*common.mark(report, "A. "), *common.mark(other, "B. ")]
