@@ -27,7 +27,8 @@ from ipuscope.planner.mappings.priced import (
     places,
 )
 from ipuscope.planner.mappings.question import Question
-from ipuscope.planner.predict.memory_verdict import ABOVE, summary
+from ipuscope.planner.predict.interval_memory import with_margin
+from ipuscope.planner.predict.memory_verdict import summary
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages, quickest
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
@@ -262,7 +263,7 @@ def _none_fits(costs: Costs, longest: Place | None, question: Question) -> bool:
     """Whether a Block alone is surely more than an IPU holds, in company too."""
     if longest is None:
         return True
-    roomy = costs.with_tile_bytes(int(costs.machine.bytes_per_tile * (1 + ABOVE)))
+    roomy = costs.with_tile_bytes(with_margin(costs.machine.bytes_per_tile))
     return fewest_stages(roomy, choices_of(longest, question), in_company=True) > len(costs)
 
 
