@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from ipu_exec.annotations import PipelinedExecution, ShardedExecution
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, warn_once
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
@@ -22,12 +23,13 @@ from ipuscope.planner.levers.settings import STATES, Levers
 _LEVERS = (
     "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
     " inference), replicas=N, recompute=yes|no, outputs=all|final|loss,"
-    " state=on-chip|off-chip|in-parts, and options that take a number, as"
+    " state=on-chip|off-chip|in-parts, overlap (of host I/O), and options that take a number, as"
     " Training.gradientAccumulation=16"
 )
 _NUMBERS = ("micro-batch", "micro-batches", "replicas")
 _OUTPUTS = ("all", "final", "loss")
 _YES_NO = {"yes": True, "no": False}
+_IO_TILES = 32  # the fewest
 _PIPELINE = 3  # PopART's RecomputationType; 0: None
 
 
@@ -38,6 +40,8 @@ def parse(text: str, option: str = "--with") -> Levers:
         pulled = _one(word, option)
         pulled["options"] = (*levers.options, *pulled.get("options", ()))
         levers = replace(levers, **pulled)
+    if levers.overlap and levers.outputs == "final":
+        raise Error(f"{option} outputs=final,overlap: what leaves once has nothing to run beside")
     return levers
 
 
@@ -55,6 +59,8 @@ def _one(word: str, option: str) -> dict[str, Any]:
     name, _, value = word.partition("=")
     if word in ("half", "float"):
         return {"half": word == "half"}
+    if word == "overlap":
+        return {"overlap": True}
     if name in _NUMBERS and value.isdecimal() and int(value) > 0:
         return {name.replace("-", "_"): int(value)}
     if _is_option(name) and value.isdecimal():
@@ -88,6 +94,8 @@ def changed_options(options: Options, levers: Levers, training: bool) -> Options
     if levers.outputs:
         once = levers.outputs != "all"
         options.outputMode(OutputMode.Final if once and training else OutputMode.All)
+    if levers.overlap:
+        _overlap(options, training)
     if levers.state == "in-parts" and int(options.replication_factor) == 1:
         warn_once(
             "--with state=in-parts changes nothing with one replica, which has all the state: set"
@@ -97,6 +105,18 @@ def changed_options(options: Options, levers: Levers, training: bool) -> Options
         options.TensorLocations.setOptimizerLocation(_location(levers.state))
     options._freeze()
     return options
+
+
+def _overlap(options: Options, training: bool) -> None:
+    """Set what PopTorch needs for inputs and outputs beside other iterations' compute."""
+    strategy = options.execution_strategy
+    if isinstance(strategy, PipelinedExecution):
+        options.setExecutionStrategy(ShardedExecution(*(strategy.stages or (strategy.auto_stage,))))
+    if not options.TensorLocations.num_io_tiles:
+        options.TensorLocations.numIOTiles(_IO_TILES)
+    options.outputMode(OutputMode.All)
+    if training:
+        options.deviceIterations(max(2, options.device_iterations))
 
 
 def _location(state: str) -> TensorLocationSettings:

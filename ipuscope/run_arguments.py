@@ -40,7 +40,8 @@ _CALLED = {"levers": "with", "tune": "tune N", "plan": "plan N"}
 
 
 _TUNED = 3  # compiles of the best, for --tune
-CHANGES = {"half": "half", "outputs": "outputs=loss"}  # what --allow takes, as --with has it
+# what --allow takes, as --with has it
+CHANGES = {"half": "half", "outputs": "outputs=loss", "overlap": "overlap"}
 _ABOUT = """the best mapping of the script's training onto a pod (docs/plan.md): how many IPUs
 share a stage's tensors (t), are a pipeline (p) and are replicas (r), which Blocks
 are a stage, micro-batch, accumulation, recomputation, and where state lies
@@ -138,7 +139,8 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         help=(
             "compile only, with other settings: half, float, micro-batch=N, micro-batches=N (a"
             " weight update), replicas=N, recompute=yes|no, outputs=all|final|loss,"
-            " state=on-chip|off-chip|in-parts, with commas between"
+            " state=on-chip|off-chip|in-parts, overlap (host I/O beside compute, in sharded"
+            " execution), with commas between"
         ),
     )
     parser.add_argument(
@@ -214,8 +216,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--allow",
         default="",
         metavar="CHANGES",
-        help="plan once more with these changes of the training: half, outputs (the loss only), or"
-        " both with a comma between",
+        help="plan once more with these changes, with commas between: half, outputs (the loss"
+        " only), overlap (host I/O beside compute, one stage a replica)",
     )
     group.add_argument(
         "--global-batch",
@@ -318,10 +320,13 @@ def _check_plan(args: argparse.Namespace) -> None:
     """QuestionError where an option's value makes no sense."""
     for name in changes(args):
         if name not in CHANGES:
-            raise QuestionError(f"--allow {name!r}: there are {' and '.join(CHANGES)} to allow")
+            raise QuestionError(f"--allow {name!r}: there are {', '.join(CHANGES)} to allow")
     if changes(args) and (args.json or args.csv):
         raise QuestionError("--allow makes a plan for each: --json and --csv print one plan")
-    parse_fixed(args.fix)
+    fixed = parse_fixed(args.fix)
+    overlap = "overlap" in (*changes(args), *(args.levers or "").split(","))
+    if overlap and fixed.get("p", 1) > 1:
+        raise QuestionError("overlap: PopTorch overlaps no host I/O in a pipeline: --fix p=1")
     numbers("--micro-batches", args.micro_batches, int)
     numbers("--proportions", args.proportions, float)
     if args.budget:

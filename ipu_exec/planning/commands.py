@@ -94,6 +94,8 @@ class Planning:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
         question = replace(self.asked, command=shlex.join(self.words))
         asked = argument(levers)
+        if levers.overlap:  # which PopTorch refuses in a pipeline
+            question = replace(question, fixed=(*question.fixed, "p=1"))
         if self.keep:
             question, levers = _kept(question, call, levers, self.keep)
         else:

@@ -74,7 +74,8 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
         stays = "" if asked.micro_batches else why_one_micro_batch(call) or meet(captured)
         question = question_of(call, captured.samples, asked, stays)
         workers = workers_of(asked.workers, asked.ray)
-        engine = Compiles(captured, asked.ipus, workers, asked.keep)
+        stages = 1 if question.fixed.get("p") == 1 else asked.ipus
+        engine = Compiles(captured, stages, workers, asked.keep)
         try:
             best_plan = plan(question, engine, keys_of(question), on_news)
             if asked.verify:

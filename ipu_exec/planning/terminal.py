@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ipuscope.planner.levers.script_lines import overlap_lines
 from ipuscope.planner.mappings import Candidate, Plan
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
@@ -147,6 +148,7 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
 _LINES = {  # that put what --allow changed into a script
     "half": "model.half()  # and inputs.half() where they are floats",
     "outputs=loss": "return loss  # alone, in forward, with OutputMode.Final",
+    "overlap": overlap_lines(),
 }
 
 
@@ -161,7 +163,9 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         yield f"{f'With {changed}' if changed else f'{kind} as the script has it'}:"
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
-        yield from (f"  write: {_LINES[word]}" for word in plan.levers.split(",") if word in _LINES)
+        for word in plan.levers.split(","):
+            if word in _LINES:
+                yield "  write: " + _LINES[word].replace("\n", "\n         ")
     if not any(plan.levers for plan in plans):
         yield "The precision and the outputs stay as they are: --allow half,outputs plans with"
         yield "half precision and the loss as the only output, too."

@@ -11,6 +11,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.loss import find_loss
+from ipu_exec.enums import OverlapMode
+from ipu_exec.ops import set_overlap_for_input, set_overlap_for_output
 from ipu_exec.script_levers import changed_options
 from ipu_exec.session.call_plan import FirstCall, samples_of
 from ipuscope.planner.levers.settings import Levers
@@ -25,6 +27,8 @@ def pull_on_model(model: torch.nn.Module, levers: Levers, training: bool) -> Non
         model.to(_DTYPES[levers.half])
     if levers.outputs == "loss" and training:
         model.forward = _only_loss(model, model.forward)
+    if levers.overlap:
+        model.forward = _overlapped(model.forward)
 
 
 def with_levers(call: FirstCall, levers: Levers) -> FirstCall:
@@ -44,6 +48,20 @@ def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[
         return find_loss(forward(*args, **kwargs))
 
     return loss_of
+
+
+def _overlapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward with inputs and outputs beside the compute of other device iterations."""
+    mode = OverlapMode.OverlapDeviceIterationLoop
+    into = functools.partial(set_overlap_for_input, mode=mode)
+    out = functools.partial(set_overlap_for_output, mode=mode)
+
+    @functools.wraps(forward)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map_only(torch.Tensor, into, (args, kwargs))
+        return tree_map_only(torch.Tensor, out, forward(*args, **kwargs))
+
+    return marked
 
 
 def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:

@@ -167,7 +167,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    exact = replace(levers, half=None, micro_batch=0)
+    exact = replace(levers, half=None, micro_batch=0, overlap=False)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
     doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
     return Advice(
@@ -179,8 +179,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         costs.samples * costs.micro_batches,
         fullest.nbytes,
         fullest.ipu,
-        memory_in_words(outlook.memory, bool(levers.micro_batch)),
-        surely_fit(outlook.memory, bool(levers.micro_batch)),
+        memory_in_words(outlook.memory, bool(levers.micro_batch or levers.overlap)),
+        surely_fit(outlook.memory, bool(levers.micro_batch or levers.overlap)),
         any(lever.estimate(value) for lever, value in pulled(levers)),
         doubt,
         code(basis, levers),
@@ -355,8 +355,11 @@ def _best_beside(basis: Basis, allowed: Allowed, fixed: Levers) -> Levers:
     states = _values_of(basis, allowed, fixed, "state")
     outputs = fixed.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
     ranked: list[tuple[float, Levers]] = []
-    for half, (size, count), again, state in product(precisions, batches, ways, states):
-        pulled = (half, size, count, fixed.replicas, again, outputs, state)
+    beside = _values_of(basis, allowed, fixed, "overlap")
+    for half, (size, count), again, state, over in product(
+        precisions, batches, ways, states, beside
+    ):
+        pulled = (half, size, count, fixed.replicas, again, outputs, state, over)
         levers = Levers(*pulled, fixed.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Best first: a setting worth less than one that fits is never asked whether it fits.
@@ -398,7 +401,7 @@ def _speed(basis: Basis, levers: Levers) -> float:
     """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
     costs, stages = basis.costs_with(levers), len(basis.assignment_with(levers).starts)
     least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
-    if costs.micro_batches < least:
+    if costs.micro_batches < least or (levers.overlap and stages > 1):
         return 0.0
     total = basis.cycles_with(levers)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

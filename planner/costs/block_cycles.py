@@ -104,10 +104,10 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     return of(report.sequence.steps_with("direction", Direction.FORWARD)), of(backward)
 
 
-def recomputes(report: Report, pipelined_training: bool) -> bool:
+def recomputes(report: Report, training: bool, pipelined: bool) -> bool:
     """Whether stages run their forward again: as profiled, or for one stage, by the options."""
     if len(report.stages) == 1:
-        return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
+        return training and bool(report.options.get("_Popart.autoRecomputation", pipelined))
     return bool((report.stages["recompute_cycles"] > 0).any())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,6 +34,18 @@ class HostStreams:
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     sync: str = ""
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether IPUs wait for all that moves: nothing goes over I/O tiles."""
+        overlapped = self.load.any() or self.unload.any()
+        return bool((self.stream_in.any() or self.stream_out.any()) and not overlapped)
+
+    def beside_compute(self) -> HostStreams:
+        """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md)."""
+        none = np.zeros(len(self.stream_in), dtype=np.int64)
+        waits = replace(self, stream_in=none, stream_out=none, out_once=False)
+        return replace(waits, load=self.stream_in, unload=self.stream_out, across=True)
 
     @classmethod
     def from_report(cls, report: Report, stage: np.ndarray, input_bytes: np.ndarray) -> HostStreams:

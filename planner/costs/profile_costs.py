@@ -63,7 +63,7 @@ class Costs(BlockCosts):
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
         iterations = int(number(options, "deviceIterations", 1)) or 1
         automatic = options.get("_Popart.autoRecomputation")
-        again = recomputes(report, in_pipeline and training)
+        again = recomputes(report, training, in_pipeline)
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
         choices = _choices(report, again)
         if choices:

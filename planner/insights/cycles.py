@@ -316,7 +316,7 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     waits = Waits(causes=("host I/O",))
     changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
     saved, action, change = changes[0] if changes else (0, "", {})
-    overlap = _overlap(costs, present, overlapped)
+    overlap = _overlap(costs, present)
     detail = " ".join(words for words in (detail, _largest_transfers(report)) if words)
     if saved < int(LEAST_SHARE * now):
         less = "Make inputs smaller (dtypes, sizes), or on the device"
@@ -366,30 +366,17 @@ def _less_to_host(
         yield saved, words, {"not_returned": str(first["name"])}
 
 
-def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
-    """How to move them while computing, if PopTorch can."""
-    alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
-    if not alone or overlapped:
+def _overlap(costs: Costs, present: Prediction) -> str:
+    """What they take off an update where they move beside compute, if PopTorch can."""
+    if len(present.assignment.starts) > 1 or not costs.streams.waited_for:
         return ""
-    none = np.zeros(len(costs), dtype=np.int64)
-    beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
-    if not costs.streams.out_once or costs.micro_batches == 1:
-        beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
-    saved, loop = max(
-        (present.total - what_if(replace(costs, streams=one), present.assignment).total, loop)
-        for loop, one in (
-            ("OverlapAccumulationLoop", beside),
-            ("OverlapDeviceIterationLoop", replace(beside, across=True)),
-        )
-    )
+    beside = replace(costs, streams=costs.streams.beside_compute(), pipelined=False)
+    saved = present.total - what_if(beside, present.assignment).total
     if saved <= 0:
         return ""
-    strategy = "ShardedExecution, " if costs.pipelined else ""
-    several = "deviceIterations over 1, " if loop == "OverlapDeviceIterationLoop" else ""
     return (
         f"Let I/O tiles move them during compute, which saves at most {saved:,} cycles:"
-        f" {strategy}TensorLocations.numIOTiles(32), {several}set_overlap_for_input and"
-        f" set_overlap_for_output with OverlapMode.{loop}, and OutputMode.Sum or All"
+        " ipu-run --with overlap compiles it, --tune N --allow overlap plans it"
     )
 
 

@@ -21,7 +21,8 @@ from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
 
-_ELSEWHERE = ("micro_batches", "outputs", "split")  # have other insights, except in phases
+# have other insights, except in phases
+_ELSEWHERE = ("micro_batches", "outputs", "overlap", "split")
 
 
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:

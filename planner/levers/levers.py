@@ -172,6 +172,8 @@ class Basis:
             costs = replace(costs, recompute=levers.recompute)
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
+        if levers.overlap:
+            costs = replace(costs, streams=costs.streams.beside_compute(), pipelined=False)
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = self._in_parts(costs)
         return costs
@@ -256,7 +258,7 @@ def has_open_code(ipus: Sequence[Verdict]) -> bool:
 
 def _memory_levers(levers: Levers) -> Levers:
     """The levers on which memory depends."""
-    return levers.without("micro_batches").without("replicas").without("outputs")
+    return levers.without("micro_batches").without("replicas").without("outputs").without("overlap")
 
 
 LEAST_SHARDED = 8192  # elements: PopART by default shards no smaller tensor

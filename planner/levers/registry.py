@@ -12,7 +12,12 @@ from math import ceil
 from typing import Any
 
 from ipuscope.planner.levers.levers import Basis
-from ipuscope.planner.levers.script_lines import in_lightning, location_line, stages_line
+from ipuscope.planner.levers.script_lines import (
+    in_lightning,
+    location_line,
+    overlap_lines,
+    stages_line,
+)
 from ipuscope.planner.levers.settings import STATES, Levers, divisors
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.what_if import Assignment
@@ -158,6 +163,12 @@ def _outputs_line(basis: Basis, value: str) -> str:
     return "options.outputMode(poptorch.OutputMode.Final)"
 
 
+def _beside_compute(basis: Basis, allowed: Allowed) -> list[bool]:
+    costs, streams = basis.costs, basis.costs.streams
+    several = basis.can_split and (costs.training or costs.micro_batches > 1)
+    return [True] if several and len(basis.present.starts) == 1 and streams.waited_for else []
+
+
 def _other_states(basis: Basis, allowed: Allowed) -> list[str]:
     present = basis.state
     if not basis.costs.training or not basis.keeps_state or present == STATES[2]:
@@ -258,6 +269,19 @@ LEVERS: dict[str, Lever] = {
             _about_state,
             _other_states,
             is_estimate=lambda value: value == STATES[2],
+        ),
+        Lever(
+            "overlap",
+            lambda value: "overlap",
+            lambda basis, value: "host I/O beside compute",
+            lambda basis, value: overlap_lines(),
+            lambda basis, value: (
+                "IPUs wait for the host",
+                "I/O tiles move inputs and outputs beside the compute of other device iterations.",
+                Waits(causes=("host I/O",)),
+            ),
+            _beside_compute,
+            doubt=0.1,
         ),
         Lever(
             "split",

@@ -26,6 +26,19 @@ def location_line(state: str) -> str:
     return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
 
 
+def overlap_lines() -> str:
+    """The statements that let I/O tiles move inputs and outputs beside other iterations."""
+    return (
+        "options.setExecutionStrategy(poptorch.ShardedExecution())\n"
+        "options.outputMode(poptorch.OutputMode.All)\n"
+        "options.deviceIterations(2)  # or more\n"
+        "options.TensorLocations.numIOTiles(32)\n"
+        "loop = poptorch.OverlapMode.OverlapDeviceIterationLoop\n"
+        "x = poptorch.set_overlap_for_input(x, loop)  # each input, first in forward\n"
+        "return poptorch.set_overlap_for_output(y, loop)  # each output"
+    )
+
+
 _IN_LIGHTNING = (
     (r"options\.Training\.gradientAccumulation\((\d+)\)", r"Trainer(accumulate_grad_batches=\1)"),
     (r"options\.deviceIterations\((\d+)\)", r"IPUStrategy(device_iterations=\1)"),

@@ -25,8 +25,8 @@ class Levers:
     ``half``: the precision, False: float32; ``micro_batch``: samples of one replica's;
     ``micro_batches``: of a weight update (a device iteration in inference); ``outputs``: "all",
     "final" (once an update) or "loss" (only that, once); ``state``: of `STATES`, where optimiser
-    state is stored; ``split``: stages and their IPUs; ``options``: by dotted name, with the number
-    each is set to.
+    state is stored; ``overlap``: host I/O beside the compute of other device iterations;
+    ``split``: stages and their IPUs; ``options``: by dotted name, with the number each is set to.
     """
 
     half: bool | None = None
@@ -36,6 +36,7 @@ class Levers:
     recompute: bool | None = None
     outputs: str = ""
     state: str = ""
+    overlap: bool = False
     split: Assignment | None = None
     options: tuple[tuple[str, int], ...] = ()
 

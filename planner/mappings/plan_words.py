@@ -93,9 +93,8 @@ def why(plan: Plan) -> Iterable[str]:
     host = best.shares["host"]
     if host >= _MUCH_HOST_IO and not mapping.in_phases:
         yield (
-            f"{_percent(host)} of the time waits for host I/O: of one stage, I/O tiles move it"
-            " beside the work of another device iteration (poptorch.set_overlap_for_input in"
-            " forward, which no plan writes; ipu-report insights says what it saves)"
+            f"{_percent(host)} of the time waits for host I/O: --allow overlap plans one stage a"
+            " replica, where I/O tiles move it beside the work of another device iteration"
         )
     yield _proof(plan)
 

@@ -14,6 +14,8 @@ import torch
 import ipu_exec as poptorch
 from ipu_exec import Error, OverlapMode
 from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
+from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
+from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
@@ -402,11 +404,11 @@ def test_an_insight_names_the_way_to_overlap_where_the_host_is_waited_for(tmp_pa
         for i in insights(profiled(tmp_path / "a", options(io_tiles=0), None))
         if "host I/O" in i.title
     ]
-    assert "set_overlap_for_input" in words[0].action and "numIOTiles(32)" in words[0].action
+    assert "ipu-run --with overlap" in words[0].action
     others = [
         i for i in insights(profiled(tmp_path / "b", options(), INNER)) if "host I/O" in i.title
     ]
-    assert all("numIOTiles" not in i.action for i in others)
+    assert all("--with overlap" not in i.action for i in others)
 
 
 def test_what_overlapping_promises_is_at_most_what_its_compile_saves(tmp_path: Path) -> None:
@@ -417,7 +419,39 @@ def test_what_overlapping_promises_is_at_most_what_its_compile_saves(tmp_path: P
 
     before = profiled(tmp_path / "before", chosen(0), None)
     after = profiled(tmp_path / "after", chosen(IO), LOOPS)
-    (action,) = [one.action for one in insights(before) if LOOPS.name in one.action]
+    (action,) = [one.action for one in insights(before) if "--with overlap" in one.action]
     promised = int(action.split("saves at most ")[1].split(" cycles")[0].replace(",", ""))
     saved = analysis.pace(before).cycles - analysis.pace(after).cycles
     assert 0.8 * promised <= saved <= promised
+
+
+def test_the_lever_compiles_what_marks_in_the_forward_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked, _, _ = trained(options(accumulation=1, iterations=2), LOOPS)
+    monkeypatch.setenv(LEVERS_VARIABLE, "overlap")
+    model = Net((0, 0))
+    chosen = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, chosen, optimizer)
+    executor.compile(torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
+    assert executor.executable.timeline.costs == marked.executable.timeline.costs
+
+
+def test_advice_prices_the_lever_as_its_compile_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the forward that runs again too, without a pipeline."""
+    before = profiled(tmp_path / "before", options(io_tiles=0, accumulation=1), None)
+    (advice,) = [one for one in advise(before).single if one.levers.overlap]
+    assert advice.argument == "overlap" and advice.estimate
+    after = profiled(tmp_path / "after", options(accumulation=1, iterations=2), LOOPS)
+    rate = analysis.pace(after).samples_per_second
+    assert abs(rate - advice.samples_per_second) <= advice.doubt
+    assert not [one for one in advise(after).single if one.levers.overlap]
+    again = options(accumulation=1, iterations=2)
+    again._Popart.set("autoRecomputation", 1)
+    recomputing = profiled(tmp_path / "again", again, LOOPS)
+    costs = Costs.from_report(recomputing)
+    assert what_if(costs, Assignment((0,), (0,))).total == analysis.pace(recomputing).cycles
+    assert costs.recompute and costs.again_at_once(0, len(costs) - 1) > 0

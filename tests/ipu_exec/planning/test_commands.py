@@ -211,13 +211,34 @@ def test_tuning_compares_the_training_as_it_is_with_what_is_allowed(tmp_path: Pa
         assert set(report.variables.query("role == 'weight'")["dtype"]) == {"float16"}
 
 
+def test_tuning_with_overlap_plans_one_stage_a_replica(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", SEQUENTIAL)
+    words = ("--tune", "2", "--proportions", "0.6", "--micro-batches", "1", "--verify", "2")
+    tuned = ipu_run(*words, "--allow", "overlap", str(script), cwd=tmp_path)
+    assert tuned.returncode == 0, tuned.stderr
+    assert "write: options.setExecutionStrategy(poptorch.ShardedExecution())" in tuned.stdout
+    plan = load(tmp_path / "tuned-overlap.json")
+    assert plan.levers == "overlap"
+    assert {one.mapping.pipeline for one in plan.candidates} == {1}
+    assert plan.best.rate > load(tmp_path / "tuned.json").best.rate
+    for one in plan.candidates[:2]:
+        assert one.obtained is not None and one.cycles == one.obtained.cycles
+    options = ("--placement", "tuned-overlap.json", "--with", "overlap", "--profile-dir", "out")
+    assert ipu_run(*options, str(script), cwd=tmp_path).returncode == 0
+    with open_report(tmp_path / "out" / "training") as report:
+        obtained = plan.best.obtained
+        assert obtained is not None and analysis.pace(report).cycles == obtained.cycles
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("--plan", "2", "--with", "micro-batch=8"), "a plan decides it; use --micro-batches"),
         (("--plan", "2", "--with", "recompute=no"), "a plan decides it; use --fix recompute"),
         (("--plan", "2", "--with", "replicationFactor=2"), "a plan decides it; use --fix r=N"),
-        (("--tune", "2", "--allow", "double"), "there are half and outputs to allow"),
+        (("--tune", "2", "--allow", "double"), "there are half, outputs, overlap to allow"),
+        (("--tune", "2", "--allow", "overlap", "--fix", "p=2"), "no host I/O in a pipeline"),
+        (("--with", "overlap,outputs=final"), "what leaves once"),
         (("--tune", "2", "--compile-only"), "leave --compile-only out"),
         (("--allow", "half"), "--allow needs --plan N or --tune N"),
     ],

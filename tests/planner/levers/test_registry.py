@@ -33,6 +33,7 @@ def value_of(name: str, basis: Basis) -> object:
         return Assignment((0,), (0,))
     usual = {"half": True, "micro_batch": 2 * basis.micro_batch, "micro_batches": 99, "replicas": 3}
     usual |= {"recompute": not basis.costs.recompute, "outputs": "loss", "state": "off-chip"}
+    usual |= {"overlap": True}
     return usual[name]
 
 
