@@ -76,15 +76,22 @@ class Planning:
     passed_over: FirstCall | None = None
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
+        """Plan it, and end the script: with 1 if nothing fits; 130 after Ctrl-C, 143 SIGTERM."""
         with _ended_by_sigterm_too() as ending:
-            made = [self._plan(call, asked_levers(), "", ending)]
-            changed = [CHANGES[name] for name in changes(self.args)]
+            try:
+                made = [self._plan(call, asked_levers(), "", ending)]
+            except Error as error:
+                print(f"ipu-run: --plan: {error}", file=sys.stderr)
+                raise SystemExit(1) from None
+            changed, none = ",".join(CHANGES[name] for name in changes(self.args)), ""
             if changed and made[0].stopped != INTERRUPTED:
-                levers = parse(",".join([*changed, self.args.levers or ""]))
-                made.append(self._plan(call, levers, made[0].modules, ending))
-        if self.args.tune is not None or len(made) > 1:
-            for line in tuned(made, list(map(self._command, made))):
+                levers = parse(f"{changed},{self.args.levers or ''}")
+                try:
+                    made.append(self._plan(call, levers, made[0].modules, ending))
+                except Error as error:
+                    none = f"With {changed.replace(',', ', ')}: {error}"
+        if self.args.tune is not None or changed:
+            for line in tuned(made, list(map(self._command, made)), none):
                 print(line, file=self.out)
         raise SystemExit(ending.status if made[-1].stopped == INTERRUPTED else 0)
 
@@ -217,9 +224,6 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, ending: _E
     try:
         with progress() as on_news:
             return plan_call(call, asked, on_news)
-    except Error as error:
-        print(f"ipu-run: --plan: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
         raise SystemExit(ending.status) from None

@@ -152,8 +152,11 @@ _LINES = {  # that put what --allow changed into a script
 }
 
 
-def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
-    """The best of each plan: what was predicted, what its compile gave, and how to have it."""
+def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Iterator[str]:
+    """The best of each plan: what was predicted, what its compile gave, and how to have it.
+
+    ``none``: why there is no plan with what ``--allow`` changes, or "".
+    """
     own = plans[0].own
     if own is not None:
         yield f"The script's own mapping: {_rates(own)}."
@@ -166,9 +169,11 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         for word in plan.levers.split(","):
             if word in _LINES:
                 yield "  write: " + _LINES[word].replace("\n", "\n         ")
-    if not any(plan.levers for plan in plans):
-        yield "The precision and the outputs stay as they are: --allow half,outputs plans with"
-        yield "half precision and the loss as the only output, too."
+    if none:
+        yield none
+    elif not any(plan.levers for plan in plans):
+        yield "The precision and the outputs stay as they are: --allow half,outputs,overlap plans"
+        yield "with half precision, the loss as the only output and host I/O beside compute, too."
 
 
 def _rates(candidate: Candidate) -> str:

@@ -289,7 +289,7 @@ def _longest(legal: list[Place]) -> list[Place]:
 def _enough_ipus(every: list[Priced], question: Question) -> str:
     """The fewest IPUs onto which one fits, doubling them."""
     ipus = question.ipus
-    while ipus < 256:
+    while ipus < 256 and "p" not in question.fixed:
         ipus *= 2
         more = replace(question, ipus=ipus, fixed={})
         for place in _longest([place for one in every for place in places(one, more)]):

@@ -230,6 +230,16 @@ def test_tuning_with_overlap_plans_one_stage_a_replica(tmp_path: Path) -> None:
         assert obtained is not None and analysis.pace(report).cycles == obtained.cycles
 
 
+def test_a_plan_stays_where_there_is_none_with_what_is_allowed(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", SEQUENTIAL.replace("16", "6656"))
+    words = ("--plan", "4", "--proportions", "0.6", "--micro-batches", "1", "--allow", "overlap")
+    planned = ipu_run(*words, str(script), cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert "Training as the script has it:" in planned.stdout
+    last = planned.stdout.splitlines()[-1]
+    assert last.startswith("With overlap: no mapping onto 4 IPUs fits") and "p=2" not in last
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
