@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights.finding import Insight
-from ipuscope.planner.levers.levers import LEAST_RETURNED
 from ipuscope.planner.levers.script_lines import stages_line
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.split_text import in_address
@@ -314,16 +311,9 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         f" {cycles / max(1, now):.0%} of it"
     )
     waits = Waits(causes=("host I/O",))
-    changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
-    saved, action, change = changes[0] if changes else (0, "", {})
-    overlap = _overlap(costs, present)
     detail = " ".join(words for words in (detail, _largest_transfers(report)) if words)
-    if saved < int(LEAST_SHARE * now):
-        less = "Make inputs smaller (dtypes, sizes), or on the device"
-        words = f"{overlap}. {less}" if overlap else less
-        return [Insight(title, detail, words, "/timeline", cycles, at_most=True, waits=waits)]
-    words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
-    return [Insight(title, detail, words, "/timeline", saved, change=change, waits=waits)]
+    less = "Make inputs smaller (dtypes, sizes), or on the device"
+    return [Insight(title, detail, less, "/timeline", cycles, at_most=True, waits=waits)]
 
 
 def _largest_transfers(report: Report) -> str:
@@ -339,45 +329,6 @@ def _largest_transfers(report: Report) -> str:
                 f" ({units.size(int(first['bytes']))} a micro-batch)"
             )
     return f"{'; '.join(parts)}." if parts else ""
-
-
-def _less_to_host(
-    report: Report, costs: Costs, present: Prediction
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Changes that send the host less: cycles saved, words, and the change for programs."""
-    mode = str(report.options.get("outputMode", "Default"))
-    streams = costs.streams
-
-    def saves(less: HostStreams) -> int:
-        return present.total - what_if(replace(costs, streams=less), present.assignment).total
-
-    often = costs.training and not streams.out_once and costs.micro_batches > 1
-    if often and streams.stream_out.any():
-        saved = saves(replace(streams, out_once=True))
-        yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
-    tensors = analysis.host_tensors(report)
-    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= LEAST_RETURNED)]
-    if costs.training and len(returned):
-        first = returned.iloc[0]
-        left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
-        left = np.maximum(left, streams.stream_out > 0)  # the loss still goes: a transfer stays
-        saved = saves(replace(streams, stream_out=left))
-        words = f"Do not return {first['name']} from the model where only the loss is needed"
-        yield saved, words, {"not_returned": str(first["name"])}
-
-
-def _overlap(costs: Costs, present: Prediction) -> str:
-    """What they take off an update where they move beside compute, if PopTorch can."""
-    if len(present.assignment.starts) > 1 or not costs.streams.waited_for:
-        return ""
-    beside = replace(costs, streams=costs.streams.beside_compute(), pipelined=False)
-    saved = present.total - what_if(beside, present.assignment).total
-    if saved <= 0:
-        return ""
-    return (
-        f"Let I/O tiles move them during compute, which saves at most {saved:,} cycles:"
-        " ipu-run --with overlap compiles it, --tune N --allow overlap plans it"
-    )
 
 
 def turn(costs: Costs) -> str:

@@ -22,7 +22,7 @@ from ipuscope.profiler import units
 from ipuscope.profiler.report import Report
 
 # have other insights, except in phases
-_ELSEWHERE = ("micro_batches", "outputs", "overlap", "split")
+_ELSEWHERE = ("micro_batches", "split")
 
 
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:

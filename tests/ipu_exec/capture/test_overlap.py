@@ -398,19 +398,6 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert len(threads) == 6
 
 
-def test_an_insight_names_the_way_to_overlap_where_the_host_is_waited_for(tmp_path: Path) -> None:
-    words = [
-        i
-        for i in insights(profiled(tmp_path / "a", options(io_tiles=0), None))
-        if "host I/O" in i.title
-    ]
-    assert "ipu-run --with overlap" in words[0].action
-    others = [
-        i for i in insights(profiled(tmp_path / "b", options(), INNER)) if "host I/O" in i.title
-    ]
-    assert all("--with overlap" not in i.action for i in others)
-
-
 def test_what_overlapping_promises_is_at_most_what_its_compile_saves(tmp_path: Path) -> None:
     """With a micro-batch an update, only device iterations give I/O something to run beside."""
 
@@ -419,10 +406,11 @@ def test_what_overlapping_promises_is_at_most_what_its_compile_saves(tmp_path: P
 
     before = profiled(tmp_path / "before", chosen(0), None)
     after = profiled(tmp_path / "after", chosen(IO), LOOPS)
-    (action,) = [one.action for one in insights(before) if "--with overlap" in one.action]
-    promised = int(action.split("saves at most ")[1].split(" cycles")[0].replace(",", ""))
+    (insight,) = [one for one in insights(before) if one.change == {"with": "overlap"}]
+    assert "numIOTiles(32)" in insight.code[0] and insight.estimate
     saved = analysis.pace(before).cycles - analysis.pace(after).cycles
-    assert 0.8 * promised <= saved <= promised
+    assert 0.8 * insight.gain_cycles <= saved <= insight.gain_cycles
+    assert not [one for one in insights(after) if one.change == {"with": "overlap"}]
 
 
 def test_the_lever_compiles_what_marks_in_the_forward_would(
