@@ -114,12 +114,6 @@ def fits(nbytes: int, limit: int, byte_range: tuple[float, float] = (1.0, 1.0)) 
     return Fits.NO if nbytes * low > limit else Fits.UNLIKELY
 
 
-def likely_error(report: Report) -> float | None:
-    """The share by which cycles are likely off at most, as for four in five; or None."""
-    error = confidence(report)
-    return None if error is None else error.likely
-
-
 def unmeasured(report: Report) -> float:
     """The share of cycles of operators that nobody measured: estimated by similarity."""
     error = confidence(report)

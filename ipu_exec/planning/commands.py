@@ -101,6 +101,8 @@ class Planning:
         """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
         question = replace(self.asked, command=shlex.join(self.words))
         asked = argument(levers)
+        if levers.overlap and call.options.execution_strategy.phases:
+            raise Error("host I/O beside compute is planned on one stage a replica, not in phases")
         if levers.overlap:  # which PopTorch refuses in a pipeline
             question = replace(question, fixed=(*question.fixed, "p=1"))
         if self.keep:

@@ -33,6 +33,7 @@ from ipuscope.planner.mappings.phased_costs import (
     Reads,
     transfers,
 )
+from ipuscope.profiler.confidence import Confidence
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
@@ -366,8 +367,8 @@ class _Reader:
         numbers: dict[tuple[tuple[int, int], ...], int] = {}
         return np.array([numbers.setdefault(tuple(one), len(numbers)) for one in plans])
 
-    def _shared(self) -> tuple[float, int, float]:
-        """The share of Blocks' cycles that tiles exchange, a micro-batch's flops, the error."""
+    def _shared(self) -> tuple[float, int, str]:
+        """The share of Blocks' cycles that tiles exchange, a micro-batch's flops, the doubt."""
         exchanged, total, flops = 0, 0, 0
         for body in self._bodies(*_DIRECTIONS):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
@@ -376,8 +377,9 @@ class _Reader:
                 total += step.cycles * times
                 exchanged += step.cycles * times * (step.type in _EXCHANGES)
                 flops += step.flops * times
-        error = float(cycle_error(self.executable)["likely"])
-        return exchanged / total if total else 0.0, flops, error
+        error = cycle_error(self.executable)
+        doubt = Confidence(error["low"], error["high"]).words
+        return exchanged / total if total else 0.0, flops, doubt
 
 
 def _levels(

@@ -99,7 +99,7 @@ def _about_size(basis: Basis, value: int) -> tuple[str, str, Waits]:
         if value > basis.micro_batch
         else f"With {value}, tiles need less memory at a time."
     )
-    title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
+    title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')} and could have {value}"
     return title, detail, Waits(causes=WORK)
 
 
@@ -276,7 +276,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: "host I/O beside compute",
             lambda basis, value: overlap_lines(),
             lambda basis, value: (
-                "IPUs wait for the host",
+                "host I/O and compute take turns",
                 "I/O tiles move inputs and outputs beside the compute of other device iterations.",
                 Waits(causes=("host I/O",)),
             ),

@@ -430,7 +430,7 @@ def candidate_of(
         shares_of(prediction, place.priced.exchange),
         proven,
         gap,
-        error=place.priced.error,
+        doubt=place.priced.doubt,
     )
 
 

@@ -109,7 +109,7 @@ class PhasedCosts:
     off_chip: bool  # optimiser state, as the script says
     exchange: float = 0.0
     flops: int = 0
-    error: float = 0.0
+    doubt: str = ""
 
     def __len__(self) -> int:
         return len(self.names)

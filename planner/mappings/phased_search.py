@@ -275,7 +275,7 @@ def candidate_of(place: PhasedPlace, prediction: PhasedPrediction, fullest: int)
         shares(prediction, costs),
         False,
         0.0,
-        error=costs.error,
+        doubt=costs.doubt,
     )
 
 

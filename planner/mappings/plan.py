@@ -35,7 +35,7 @@ class Candidate:
     proven: bool  # no other split onto these IPUs is quicker, for these costs
     gap: float  # share of its cycles that one could save at the most
     obtained: Obtained | None = None  # what its full compile gave, if it had one
-    error: float = 0.0  # share by which the model's cycles are likely off an IPU's; 0: not known
+    doubt: str = ""  # how far the model's cycles are likely off an IPU's
     own: bool = False  # the script has this mapping
 
     @property

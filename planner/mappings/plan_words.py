@@ -73,8 +73,8 @@ def why(plan: Plan) -> Iterable[str]:
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
-    if best.error:
-        yield f"the cycles are likely within {best.error:.0%} of an IPU's (docs/fidelity.md)"
+    if best.doubt:
+        yield f"an IPU's cycles are {best.doubt} (docs/fidelity.md)"
     yield from _against_own(plan)
     yield from _against_others(plan)
     if mapping.attached < plan.question.ipus:

@@ -12,7 +12,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.mappings.mapping import Key, attached
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.search.split_search import one_an_ipu, returning
-from ipuscope.profiler.confidence import likely_error
+from ipuscope.profiler.confidence import likely
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
@@ -29,7 +29,7 @@ class Priced:
     costs: Costs
     exchange: float = 0.0  # share of the cycles in which Blocks run that tiles exchange and meet
     flops: int = 0  # of a micro-batch, forward and backward, on one of its shards
-    error: float = 0.0  # share by which cycles are likely off (`profiler.confidence`); 0: unknown
+    doubt: str = ""  # how far cycles are likely off (`profiler.confidence.likely`)
 
     @classmethod
     def from_report(cls, report: Report, key: Key) -> Priced:
@@ -41,7 +41,7 @@ class Priced:
             replace(Costs.from_report(report), choices=(), measured=False),
             _exchanged(report),
             int(ops["flops"][ops["direction"].isin(_WORK)].sum()),
-            likely_error(report) or 0.0,
+            likely(report),
         )
 
 

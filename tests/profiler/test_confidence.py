@@ -86,7 +86,7 @@ def test_a_profile_carries_the_error_of_each_class(sure: Path, silent: Path) -> 
         assert said.unmeasured(report) == 0.25
         assert said.by_class(report).to_dict("records") == CLASSES
     with open_report(silent) as report:
-        assert said.likely(report) == "" and said.likely_error(report) is None
+        assert said.likely(report) == "" and said.confidence(report) is None
         assert not len(said.by_class(report)) and said.unmeasured(report) == 0
 
 

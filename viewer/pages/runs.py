@@ -328,7 +328,7 @@ def _cycles(one: Candidate) -> str:
     text = f"{one.cycles:,} predicted"
     if one.obtained is not None:
         text += f", {one.obtained.cycles:,} compiled"
-    return f"{text}, likely within {one.error:.0%}" if one.error else text
+    return f"{text}, {one.doubt}" if one.doubt else text
 
 
 def command_of(plan: Plan, one: Candidate, path: str) -> str:

@@ -49,11 +49,11 @@ def test_facts_are_the_reports_numbers(demo: Path) -> None:
 
 def test_a_rate_is_given_with_its_doubt(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_report(demo / "training") as report:
-        one, error = facts.facts(report).speed, confidence.likely_error(report)
-    assert one is not None and one.likely is not None and error is not None and error > 0
+        one, of = facts.facts(report).speed, confidence.confidence(report)
+    assert one is not None and one.likely is not None and of is not None and of.likely > 0
     low, high = one.likely
     assert low < one.samples_per_second < high
-    assert one.samples_per_second / low - 1 <= error + 1e-3
+    assert one.samples_per_second / low - 1 <= of.likely + 1e-3
     main(["summary", "--json", str(demo / "training")])
     said = json.loads(capsys.readouterr().out)[0]["summary"]
     assert [said[f"samples_per_second_{end}"] for end in ("low", "high")] == [low, high]
