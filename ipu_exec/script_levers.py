@@ -110,7 +110,7 @@ def changed_options(options: Options, levers: Levers, training: bool) -> Options
 def _overlap(options: Options, training: bool) -> None:
     """Set what PopTorch needs for inputs and outputs beside other iterations' compute."""
     strategy = options.execution_strategy
-    if isinstance(strategy, PipelinedExecution):
+    if isinstance(strategy, PipelinedExecution) and not strategy.phases:
         options.setExecutionStrategy(ShardedExecution(*(strategy.stages or (strategy.auto_stage,))))
     if not options.TensorLocations.num_io_tiles:
         options.TensorLocations.numIOTiles(_IO_TILES)
