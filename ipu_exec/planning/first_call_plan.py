@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.compiler.batch_norms import any_over_samples
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
 from ipu_exec.errors import Error, UsageError
 from ipu_exec.options import Options
@@ -71,7 +72,7 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
                 f"--micro-batches: a Trainer joins its loader's batches of {captured.samples}, and"
                 " does not cut them. Give it multiples of that, or the loader another batch_size"
             )
-        stays = "" if asked.micro_batches else why_one_micro_batch(call) or meet(captured)
+        stays = "" if asked.micro_batches else why_one_micro_batch(captured)
         question = question_of(call, captured.samples, asked, stays)
         workers = workers_of(asked.workers, asked.ray)
         stages = 1 if question.fixed.get("p") == 1 else asked.ipus
@@ -140,32 +141,26 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = ""
     )
 
 
-def why_one_micro_batch(call: FirstCall) -> str:
+def why_one_micro_batch(captured: Captured) -> str:
     """Why micro-batches of another size would not compute the same; "" where they do."""
+    call = captured.call
     tensors = [one for one in tree_leaves(call.micro_batch) if isinstance(one, torch.Tensor)]
     sizes = {tensor.shape[0] for tensor in tensors if tensor.dim()}
     if len(sizes) > 1:
         return (
             f"inputs have {' and '.join(map(str, sorted(sizes)))} rows, so that no row is a sample"
         )
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    if call.training and any(isinstance(one, norms) for one in call.model.modules()):
-        return "batch norms take their statistics over it"
-    return ""
-
-
-def meet(captured: Captured) -> str:
-    """Why samples of a micro-batch meet, so that another size trains otherwise; "" if unknown.
-
-    They do where a tensor grows faster than their number, as scores of all with all do.
-    """
-    shards, few = captured.call.options.tensor_sharding.shards, max(2, captured.samples)
+    shards, few = call.options.tensor_sharding.shards, max(2, captured.samples)
     try:
-        graphs = [captured.graph(Key(shards, size)) for size in (few, 2 * few)]
+        graph = captured.graph(Key(shards, few))
+        if call.training and any_over_samples(graph):
+            return "batch norms take their statistics over it"
+        larger = captured.graph(Key(shards, 2 * few))
     except (Error, RuntimeError, TypeError, ValueError):
         return ""  # the search says why it does not run
-    sizes, twice = ([prod(one.shape) for one in graph.values.values()] for graph in graphs)
-    if len(sizes) == len(twice) and any(b > 2 * a for a, b in zip(sizes, twice, strict=True)):
+    # samples meet where a tensor grows faster than their number, as scores of all with all do
+    now, twice = ([prod(one.shape) for one in some.values.values()] for some in (graph, larger))
+    if len(now) == len(twice) and any(b > 2 * a for a, b in zip(now, twice, strict=True)):
         return "its samples meet in a tensor that grows with their square"
     return ""
 

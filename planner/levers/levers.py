@@ -131,8 +131,10 @@ class Basis:
         if len(first) > 1:
             rows = " and ".join(map(str, sorted(first)))
             return f"inputs have {rows} rows, so that no row is a sample"
-        kinds = self.report.ops["aten"].drop_duplicates()
-        if self.costs.training and kinds.str.contains("batch_norm").any():
+        norms = self.report.meta.get("batch_norms")
+        if norms is None:  # a profile of before, or an imported one
+            norms = self.report.ops["aten"].drop_duplicates().str.contains("batch_norm").any()
+        if self.costs.training and norms:
             return "batch norms take their statistics over it"
         return ""
 

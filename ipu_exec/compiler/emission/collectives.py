@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipu_exec.compiler.batch_norms import over_samples
 from ipu_exec.compiler.emission.bodies import Move, ProgramStep, the_one
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement.locations import grouping_of
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
-from ipu_exec.lowering import info
-from ipu_exec.lowering.operators.norm import takes_statistics
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
@@ -134,7 +133,7 @@ class Collectives:
         too, laid out like its statistics.
         """
         group = self.options.norm_group
-        if group == 1 or not info(op.aten).over_batch or not takes_statistics(op.aten, op.args):
+        if group == 1 or not over_samples(op, self.graph):
             return
         statistics = [v for v in op.outputs[1:3] if v is not None]
         if not statistics and op.forward_op >= 0:

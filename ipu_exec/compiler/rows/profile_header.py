@@ -7,6 +7,7 @@ from typing import Any
 
 from ipu_exec import machine
 from ipu_exec.base.sources import fingerprint
+from ipu_exec.compiler.batch_norms import any_over_samples
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, by_block
 from ipu_exec.compiler.rows.block_rows import update_blocks
@@ -49,6 +50,7 @@ def header(executable: Executable) -> dict[str, Any]:
         "cycle_error": cycle_error(executable),
         "byte_error": {"low": bar(FULLEST).low, "high": bar(FULLEST).high},
         "rules": fingerprint()[:12],
+        "batch_norms": any_over_samples(executable.graph),
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,7 +21,7 @@ import torch
 import ipu_exec
 from ipu_exec.planning import commands
 from ipu_exec.planning.captured import Captured
-from ipu_exec.planning.first_call_plan import Asked, meet, why_one_micro_batch
+from ipu_exec.planning.first_call_plan import Asked, why_one_micro_batch
 from ipu_exec.script_levers import parse
 from ipu_exec.session.call_plan import FirstCall
 from ipuscope.planner.mappings import load
@@ -280,15 +281,33 @@ def test_a_plan_for_num_ipus_keeps_what_levers_say(
     assert not (left.micro_batch or left.micro_batches or left.replicas)
 
 
-def test_a_micro_batch_that_means_more_than_its_size_stays() -> None:
-    norm, plain = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
-    graph = (torch.zeros(8, 4), torch.zeros(2, 30)), {}
-    batch = (torch.zeros(8, 4), torch.zeros(8)), {}
-    for model, inputs, why in ((norm, batch, "batch norms"), (plain, graph, "inputs have 2 and 8")):
-        call = SimpleNamespace(model=model, micro_batch=inputs, training=True)
-        assert why_one_micro_batch(cast(FirstCall, call)).startswith(why)
-    call = SimpleNamespace(model=plain, micro_batch=batch, training=True)
-    assert why_one_micro_batch(cast(FirstCall, call)) == ""
+class Normed(torch.nn.Module):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer, self.norm = torch.nn.Conv1d(3, 3, 1), norm
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("norm", "rows", "why"),
+    [
+        (torch.nn.BatchNorm1d(3), 8, "batch norms"),
+        (torch.nn.BatchNorm1d(3, track_running_stats=False), 8, "batch norms"),
+        (torch.nn.InstanceNorm1d(3, affine=True), 8, ""),  # a batch norm to PyTorch
+        (torch.nn.Identity(), 2, "inputs have 2 and 8"),
+        (torch.nn.Identity(), 8, ""),
+    ],
+)
+def test_a_micro_batch_that_means_more_than_its_size_stays(
+    norm: torch.nn.Module, rows: int, why: str
+) -> None:
+    executor = ipu_exec.trainingModel(Normed(norm), ipu_exec.Options())
+    call = executor.first_call(torch.zeros(8, 3, 4), torch.zeros(8))
+    inputs = (torch.zeros(8, 3, 4), torch.zeros(rows))
+    stays = why_one_micro_batch(Captured(replace(call, micro_batch=(inputs, {})), 1))
+    assert stays.startswith(why) and bool(stays) == bool(why)
 
 
 @pytest.mark.parametrize("couples", [True, False])
@@ -307,4 +326,4 @@ def test_a_micro_batch_stays_whose_samples_are_compared_with_each_other(couples:
 
     executor = ipu_exec.trainingModel(Loss(), ipu_exec.Options())
     call = executor.first_call(torch.zeros(8, 3, 4))
-    assert bool(meet(Captured(call, 1))) is couples
+    assert bool(why_one_micro_batch(Captured(call, 1))) is couples

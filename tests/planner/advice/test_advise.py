@@ -280,11 +280,17 @@ def test_micro_batches_that_are_not_priced_are_named(report: Report) -> None:
 
 
 def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
+    """Also one of one sample; an instance norm, which PyTorch makes a batch norm, does not."""
     layers = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
     options, inputs = _options(tmp_path), (torch.zeros(4 * 8, 64), torch.zeros(4 * 8, 64))
     advised = advise(_compiled(WithLoss(layers), options, inputs))
     assert advised.notes == ("The micro-batch stays: batch norms take their statistics over it.",)
     assert not any(one.levers.micro_batch for one in advised.every)
+    inputs = (torch.zeros(4, 3, 64), torch.zeros(4, 3, 64))
+    for norm, stays in ((nn.BatchNorm1d(3), True), (nn.InstanceNorm1d(3, affine=True), False)):
+        options = _options(tmp_path / type(norm).__name__)
+        alone = _compiled(WithLoss(nn.Sequential(nn.Conv1d(3, 3, 1), norm)), options, inputs)
+        assert bool(basis_of(alone).one_size) is stays
 
 
 def test_what_gains_nothing_is_not_advised(report: Report) -> None:
