@@ -19,7 +19,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler.timeline import closed_forms
 
-_CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
+_CELLS = 200_000  # of split x pipeline cycle x IPU, at a time
 
 
 @dataclass(frozen=True)

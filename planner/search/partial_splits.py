@@ -75,19 +75,19 @@ def least_update(
 
 @dataclass(frozen=True)
 class _Rest:
-    """Bounds on stages k and later by their first Block: int64[Block + 1]; `INFINITE`: no split."""
+    """Bounds on stages k and later by their first Block; `INFINITE`: no split."""
 
-    slowest: np.ndarray  # the least that the longest of them can be
-    link: np.ndarray  # bytes of the busiest link
-    update: np.ndarray  # cycles of the longest weight update
-    behind: np.ndarray  # the sum over them of the longest from each on
+    before: int  # the Block before the first with which they may begin
+    # int64[4, Block + 1]: the least that the longest of them can be, bytes of the busiest link,
+    # cycles of the longest weight update, the sum over them of the longest from each on
+    bounds: np.ndarray
 
-    @classmethod
-    def end(cls, blocks: int) -> _Rest:
-        """Behind the last stage."""
-        end = np.full(blocks + 1, INFINITE)
-        end[blocks] = 0
-        return cls(end, end, end, end)
+    def of(self, bound: int, first: np.ndarray) -> np.ndarray:
+        """One of the bounds, by first Block."""
+        return self.bounds[bound, np.clip(first - self.before, 0, self.bounds.shape[1] - 1)]
+
+
+_SLOWEST, _LINK, _UPDATE, _BEHIND = range(4)  # of the bounds
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Search:
         updates = update[self.behind] - update[first]
         moved = moves[self.behind] - moves[first]
         self.updates = [updates + moved * choice.offload for choice in table.choices]
-        self.rest = [_Rest.end(self.count)]
+        self.rest = [_Rest(self.count - 1, np.array([[INFINITE, 0]] * 4))]
         for k in reversed(range(self.stages)):
             self.rest.insert(0, self._before(k, self.rest[0]))
         self.least_weight_update = least_weight_update(costs, ipus, table.choices)
@@ -229,17 +229,17 @@ class Search:
             update = np.where(fits, np.minimum(update, self.updates[number][rows]), update)
         outside = ~self.table.allowed[rows] | (load >= INFINITE)
         load[outside] = update[outside] = INFINITE
-        longest = np.maximum(load, rest.slowest[behind])
+        longest = np.maximum(load, rest.of(_SLOWEST, behind))
         tables = (
             longest,
-            np.maximum(np.where(outside, INFINITE, link), rest.link[behind]),
-            np.maximum(update, rest.update[behind]),
-            np.minimum(INFINITE, longest + rest.behind[behind]),
+            np.maximum(np.where(outside, INFINITE, link), rest.of(_LINK, behind)),
+            np.maximum(update, rest.of(_UPDATE, behind)),
+            np.minimum(INFINITE, longest + rest.of(_BEHIND, behind)),
         )
-        bounds = np.full((len(tables), self.count + 1), INFINITE)
+        bounds = np.full((len(tables), len(load) + 2), INFINITE)
         for bound, table in zip(bounds, tables, strict=True):
-            bound[rows] = table.min(axis=1, initial=INFINITE)
-        return _Rest(*bounds)
+            bound[1:-1] = table.min(axis=1, initial=INFINITE)
+        return _Rest(rows.start - 1, bounds)
 
     def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
         """Where stage k of ``rows`` fits each choice and no other is as good in every respect."""
@@ -281,17 +281,16 @@ class Search:
         """A lower bound on any split that continues these ways, whose next stage is k."""
         at, weights, rest = ways.begin, self.weights, self.rest[k]
         slowest = np.maximum(ways.both, self.bottleneck)
-        slowest = np.maximum(slowest, rest.slowest[at])
-        link = np.maximum(ways.link, rest.link[at])
+        slowest = np.maximum(slowest, rest.of(_SLOWEST, at))
+        link = np.maximum(ways.link, rest.of(_LINK, at))
         update = np.maximum(ways.update, self.least_weight_update)
-        update = np.maximum(update, rest.update[at])
+        update = np.maximum(update, rest.of(_UPDATE, at))
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
             still * (ways.forward + ways.backward),
             self.work[at] - self.table.most if still else 0,
         )
-        behind = rest.behind[at] if k < self.stages else 0
-        to_come = weights.ahead * ahead + weights.behind * behind
+        to_come = weights.ahead * ahead + weights.behind * rest.of(_BEHIND, at)
         copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
         total: np.ndarray = (
             self.fixed
@@ -316,25 +315,28 @@ class Search:
         Ways whose bound is ``below`` or more are skipped: the bound found is at most that.
         """
         ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
-        merged, unit, steps = False, 1, list[_Ways]()
+        merged, unit, steps = False, 1, list[tuple[np.ndarray, ...]]()
         for k in range(self.stages):
             ways = self._further(k, ways, below)
             if len(ways.begin) > most:
                 (ways, unit), merged = _alike(ways, most, unit), True
-            steps.append(ways)
+            steps.append((ways.begin, ways.choice, ways.before))
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
         better = self._least_of(self._splits(rows, steps), least)
         return replace(better, bound=min(better.total, floor))
 
-    def _splits(self, rows: np.ndarray, steps: list[_Ways]) -> ManySplits:
-        """The splits of these rows of the last of ``steps``: the ways after each stage."""
+    def _splits(self, rows: np.ndarray, steps: list[tuple[np.ndarray, ...]]) -> ManySplits:
+        """The splits of these rows of the last of ``steps``: of the ways after each stage.
+
+        These are the next Block, how the stage saves memory, and the row of the way without it.
+        """
         starts, choice = np.zeros((2, len(rows), self.stages), dtype=np.int64)
         for k in reversed(range(self.stages)):
-            choice[:, k] = steps[k].choice[rows]
-            rows = steps[k].before[rows]
-            starts[:, k] = steps[k - 1].begin[rows] if k else 0
+            _, choices, before = steps[k]
+            choice[:, k], rows = choices[rows], before[rows]
+            starts[:, k] = steps[k - 1][0][rows] if k else 0
         return ManySplits(starts, choice, self.ipus, self.table.choices)
 
     def _further(self, k: int, ways: _Ways, below: int) -> _Ways:
@@ -356,7 +358,7 @@ class Search:
         if k < self.stages - 1:
             ramps = ramps + self.weights.ahead * (forward + backward)
         if k > 0:
-            longest = np.maximum(both, self.rest[k + 1].slowest[stage.behind])
+            longest = np.maximum(both, self.rest[k + 1].of(_SLOWEST, stage.behind))
             ramps = ramps + self.weights.behind * longest
         return replace(
             ways,
