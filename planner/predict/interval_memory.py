@@ -82,6 +82,13 @@ class IntervalMemory:
 _TABLES = ("used", "passing", "gapped", "stash")
 
 
+def intervals(count: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First and last Blocks of stages of up to ``width``, and which there are: [first, width]."""
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)
+    return first, np.minimum(last, count - 1), last < count
+
+
 def with_margin(nbytes: int) -> int:
     """Bytes of a tile up to which a table for tiles of ``nbytes`` is exact."""
     return int(nbytes * (1 + ABOVE))
@@ -100,13 +107,9 @@ def interval_memory(
     fit, ``used`` is only an upper bound, which needs no vectors over tiles. ``in_company``: of IPUs
     that may run further stages, which hold no less (`at_least`).
     """
-    count = len(costs)
+    count, memory = len(costs), costs.memory
     width = min(width, count)
-    first = np.arange(count)[:, None]
-    last = first + np.arange(width)[None, :]
-    inside = last < count
-    last = np.minimum(last, count - 1)
-    memory = costs.memory
+    first, last, inside = intervals(count, width)
     always = (memory.always,) if choice.offload else (memory.always, memory.state)
     own = Own.of(costs, choice, False)
     region1 = _running_maximum(memory.peak_interleaved.max(axis=1), first, last)

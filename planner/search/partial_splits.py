@@ -16,8 +16,10 @@ from math import comb
 import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts, Rows, interval_costs
+from ipuscope.planner.predict.interval_memory import intervals
 from ipuscope.planner.predict.many_splits import (
     ManySplits,
     assignment_cycles,
@@ -149,16 +151,13 @@ class Search:
         self.stages, self.count = len(ipus), len(costs)
         self.apart = len(set(ipus)) == self.stages
         self.weights = PipelineWeights.of(costs, ipus)
-        first, last = self._intervals()
-        self.behind = last + 1
+        self.first, self.last, _ = first, last, _ = intervals(*table.final.shape)
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
-        update, moves = (
-            np.concatenate([[0], np.cumsum(one * costs.training)])
+        updates, moved = (
+            sums_between(one * costs.training, first, last)
             for one in (costs.cycles.update, costs.moves)
         )
-        updates = update[self.behind] - update[first]
-        moved = moves[self.behind] - moves[first]
         self.updates = [updates + moved * choice.offload for choice in table.choices]
         self.rest = [_Rest(self.count - 1, np.array([[INFINITE, 0]] * 4))]
         for k in reversed(range(self.stages)):
@@ -172,15 +171,10 @@ class Search:
 
     def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
         """Forward and backward cycles of all stages but final ones."""
-        first, last = self._intervals()
-        costs = self.costs
-
-        def sums(values: np.ndarray) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(values)])
-            of_stage: np.ndarray = total[last + 1] - total[first]
-            return of_stage
-
-        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        costs, first, last = self.costs, self.first, self.last
+        forward, backward = (
+            sums_between(one, first, last) for one in (costs.cycles.forward, costs.cycles.backward)
+        )
         if not costs.training:
             return forward, np.zeros_like(backward)
         if not costs.pipelined:
@@ -193,35 +187,26 @@ class Search:
         forward, backward = (cycles[rows] for cycles in self.cycles[choice])
         if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
             return forward, backward
-        first, last = (each[rows] for each in self._intervals())
-        total = np.concatenate([[0], np.cumsum(self.costs.cycles.forward)])
-        forward = total[last + 1] - total[first]
+        forward = sums_between(self.costs.cycles.forward, self.first[rows], self.last[rows])
         return forward, self.table.final[rows] - forward
-
-    def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
-        count, width = self.table.final.shape
-        first = np.arange(count)[:, None]
-        return first, np.minimum(first + np.arange(width)[None, :], count - 1)
 
     def _links(self) -> np.ndarray:
         """A lower bound on the bytes over a stage's busier link: int64[first, width]."""
         if any(a == b for a, b in pairwise(self.ipus)):
-            return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
+            return np.zeros_like(self.table.final)  # some cuts are crossed by nothing
         spared = may_stay(self.costs, self.ipus)
         cuts = self.costs.cuts
         ahead = np.maximum(0, cuts.ahead - spared[0])
         back = np.maximum(0, cuts.back - spared[1])
         ahead[-1] = back[-1] = 0
-        first, last = self._intervals()
-        into = np.concatenate([[0], ahead[:-1]])[first]
-        out_back = np.concatenate([[0], back[:-1]])[first]
-        busier: np.ndarray = np.maximum(ahead[last] + out_back, into + back[last])
+        into, out_back = (np.concatenate([[0], one[:-1]])[self.first] for one in (ahead, back))
+        busier: np.ndarray = np.maximum(ahead[self.last] + out_back, into + back[self.last])
         return busier
 
     def _before(self, k: int, rest: _Rest) -> _Rest:
         """The bounds on stages k and later, from those without it."""
         rows = self.table.begins[k]
-        behind, link = self.behind[rows], self.link[rows]
+        behind, link = self.last[rows] + 1, self.link[rows]
         load, update = (np.full_like(link, INFINITE) for _ in range(2))
         for number, fits in enumerate(self.table.fits(k, rows)):
             forward, backward = self._stage_cycles(k, number, rows)
@@ -390,8 +375,7 @@ class Search:
 
     def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
         chosen = tuple(self.table.choices[number] for number in choice.tolist())
-        own = (Choice.profiled(self.costs),) * self.stages
-        return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
+        return Assignment(tuple(starts.tolist()), self.ipus, Choice.named(self.costs, chosen))
 
     def _fits(self, tried: Assignment) -> bool:
         """Whether the IPUs hold the split; splits with one stage per IPU were checked before."""
