@@ -14,31 +14,29 @@ no split is below lies under it.
 
 from __future__ import annotations
 
-import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import ipu_exec
-from benchmarks.dated import dated
+from benchmarks.dated import commit, dated
 from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
-from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.session.compilation import compile_step
-from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
+from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import ProfileWriter, Report, open_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "rebalance.md"
@@ -51,7 +49,6 @@ TIMED = (  # Blocks, stages, accumulation, whether stages choose how to save mem
     *((3000, 128, 512, False), (10_000, 256, 1024, False)),
 )
 SEARCH = "Time to find the best split, memory of every tile included"
-_ONCE = 3000  # Blocks, from which on a search is timed once
 
 
 @dataclass(frozen=True)
@@ -183,49 +180,24 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
     return first, second
 
 
-def timed(blocks: int, stages: int, accumulation: int, all_choices: bool) -> str:
-    """Time a row of the last table: the best of three, or of one where there are many Blocks.
-
-    The most memory is the process's so far, costs included: rows with more Blocks come later.
-    """
-    costs = random_costs(
-        np.random.default_rng(0),
-        blocks,
-        1472,
-        stages=stages,
-        full=1.6,
-        micro_batches=accumulation,
-        kind=np.int32,
-    )
-    choices = ALL_CHOICES if all_choices else (Choice.profiled(costs),)
-    took = []
-    for _ in range(3 if blocks < _ONCE else 1):
-        start = time.process_time()  # of this core, whoever else is at work
-        best = best_split(replace(costs), stages, choices=choices)
-        took.append(time.process_time() - start)
-    what = "each of four ways to save memory" if all_choices else "as profiled"
-    above = best.least_bottleneck / best.lower_bound - 1
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return (
-        f"| {blocks:,} | {stages} | {accumulation} | {what} | {min(took):.2f} s | {most:,.0f} |"
-        f" {best.gap:.2%} | {above:.1%} |"
-    )
-
-
 def searches() -> list[str]:
-    """The table of times, made and printed row by row."""
+    """The table of times, made and printed row by row, each in a process of its own."""
     lines = [
-        f"{SEARCH}, on one core (by `python -m benchmarks.rebalance --search` alone):",
+        f"{SEARCH}, on one core and without PyTorch (by `python -m benchmarks.rebalance --search`"
+        f" alone, at commit {commit()}):",
         "",
         (
-            "| Blocks | stages | accumulation | a stage's memory | CPU time | most MiB, costs"
+            "| Blocks | stages | accumulation | a stage's memory | CPU time | most MB, costs"
             " included | a quicker one takes at most so much less | bottleneck above that with"
             " endless memory |"
         ),
         "| ---: | ---: | ---: | --- |" + " ---: |" * 4,
     ]
-    for case in TIMED:
-        lines.append(timed(*case))
+    for *numbers, all_choices in TIMED:
+        command = [sys.executable, "-m", "benchmarks.rebalance.timed", *map(str, numbers)]
+        command += ["all"] * all_choices
+        row = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        lines.append(row.strip())
         print(lines[-1], flush=True)
     return lines
 
@@ -236,7 +208,7 @@ def main() -> None:
     if "--search" in sys.argv[1:]:
         before, _, rest = PAGE.read_text().partition(SEARCH)
         _, title, behind = rest.partition("\n## ")
-        PAGE.write_text(dated(before + "\n".join(table) + f"\n{title}{behind}"))
+        PAGE.write_text(before + "\n".join(table) + f"\n{title}{behind}")
         return
     firsts, seconds = [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,8 @@ from ipuscope.planner.costs.passes import Pass
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.stash_costs import StashCosts
 
+_AT_ONCE = 1_000  # Blocks whose bytes are drawn together
+
 
 def random_costs(
     random: np.random.Generator,
@@ -36,8 +38,13 @@ def random_costs(
         return random.integers(1, high + 1, blocks)
 
     def nbytes(high: int) -> np.ndarray:
-        return random.integers(0, high + 1, (blocks, tiles)).astype(kind, copy=False)
+        table = np.empty((blocks, tiles), dtype=kind)
+        for some in range(0, blocks, _AT_ONCE):
+            rows = table[some : some + _AT_ONCE]
+            rows[:] = random.integers(0, high + 1, rows.shape)
+        return table
 
+    nothing = np.zeros((blocks, tiles), dtype=kind)  # of which no page is ever written
     always, state, saved = nbytes(4_000), nbytes(4_000), nbytes(1_000)
     peak = np.zeros((len(Pass), blocks, tiles), dtype=kind)
     peak[2] = largest = nbytes(20_000)
@@ -104,9 +111,9 @@ def random_costs(
             peak=peak,
             peak_of_backward=peak[Pass.BACKWARD] + saved // 2,
             ran_again=np.full(blocks, recompute),
-            peak_of_copies=np.zeros_like(saved),
+            peak_of_copies=nothing,
             copies=np.zeros((0, tiles), dtype=np.int64),
-            updating=np.zeros_like(saved),
+            updating=nothing,
             peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
             saved=saved,
             saved_tensors=random.integers(0, 4, blocks),

@@ -158,9 +158,11 @@ def _that_fits_with(
     stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
         return None
-    choice = (Choice(levers.recompute or costs.recompute, costs.offload or bool(levers.state)),)
+    again, off = bool(levers.recompute), bool(levers.state)
+    own = Choice.all_profiled(costs)
+    ways = dict.fromkeys(Choice(again or one.recompute, off or one.offload) for one in own)
     try:
-        split = best_split(costs, stages, choices=choice if costs.training else ())
+        split = best_split(costs, stages, choices=(*ways,) if costs.training else ())
     except ValueError:
         return None
     if not surely_fit(split.prediction.memory, other_size) or split.prediction.problems:
@@ -224,11 +226,11 @@ def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
         if stage > 0:
             later = (*starts[:stage], first + 1, *starts[stage + 1 :])
             words = f"Block {costs.names[first]} to stage {stage - 1}"
-            yield words, replace(present, starts=later, choices=())
+            yield words, replace(present, starts=later)
         if stage + 1 < len(spans):
             sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
             words = f"Block {costs.names[last]} to stage {stage + 1}"
-            yield words, replace(present, starts=sooner, choices=())
+            yield words, replace(present, starts=sooner)
 
 
 def _that_fits(costs: Costs) -> Assignment | None:

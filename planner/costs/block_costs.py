@@ -15,6 +15,7 @@ from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.stash_costs import StashCosts
 from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.lazy import cached_property
@@ -132,8 +133,8 @@ class BlockCosts:
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
         """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
-        total = np.concatenate([[0], np.cumsum(self.cycles.again)])
-        cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
+        before = sums_between(self.cycles.again, first, np.asarray(last) - 1)
+        cycles: np.ndarray = before + self.cycles.again_end[last]
         return cycles * self.goes_back[last]
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
@@ -143,8 +144,7 @@ class BlockCosts:
         none: by default only pipelines recompute.
         """
         again = self.cycles.again_final if self.recompute else np.zeros(len(self), dtype=np.int64)
-        total = np.concatenate([[0], np.cumsum(again)])
-        cycles: np.ndarray = total[np.asarray(last) + 1] - total[first]
+        cycles = sums_between(again, first, last)
         if not self.recompute_alone:
             alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
             cycles = np.where(alone, 0, cycles)
@@ -156,12 +156,8 @@ class BlockCosts:
         nbytes, tensors = (one * goes_back for one in self.stash.stashed(first, last, recompute))
         if recompute:
             return nbytes, tensors
-        saved, number = (
-            np.concatenate([[0], np.cumsum(each)])
-            for each in (self.saved_bytes, self.memory.saved_tensors)
-        )
-        behind = np.asarray(last) + 1
-        return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
+        number = sums_between(self.memory.saved_tensors, first, last)
+        return nbytes + sums_between(self.saved_bytes, first, last), tensors + number
 
     @cached_property
     def goes_back(self) -> np.ndarray:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -42,10 +43,22 @@ class Choice:
         return cls(costs.recompute, costs.offload)
 
     @classmethod
+    def all_profiled(cls, costs: AsProfiled) -> tuple[Choice, ...]:
+        """What the profile's stages do, in any combination, cheapest first."""
+        ways = costs.choices or (cls.profiled(costs),)
+        again, off = (sorted(set(way)) for way in zip(*map(astuple, ways), strict=True))
+        return tuple(cls(*way) for way in product(again, off))
+
+    @classmethod
     def as_profiled(cls, costs: AsProfiled, starts: Sequence[int]) -> tuple[Choice, ...]:
-        """The choices of stages with these first Blocks: their own if just these were profiled."""
-        if costs.choices:
-            _, own = np.unique(costs.stage, return_index=True)
-            if own.tolist() == list(starts):
-                return costs.choices
-        return (cls.profiled(costs),) * len(starts)
+        """The choices of stages with these first Blocks: each that of most of its Blocks."""
+        if not costs.choices:
+            return (cls.profiled(costs),) * len(starts)
+        most = (np.bincount(one).argmax() for one in np.split(costs.stage, starts[1:]))
+        return tuple(costs.choices[k] for k in most)
+
+    @classmethod
+    def named(cls, costs: AsProfiled, chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        """The choices of stages as an assignment names them: empty where no profile's differ."""
+        usual = all(choice == cls.profiled(costs) for choice in chosen)
+        return () if usual and not costs.choices else chosen

@@ -12,6 +12,8 @@ from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import CODE
 
+Rows = int | np.ndarray
+
 # Columns of the tables that rebalancing needs: read at once they take least.
 COLUMNS_OF_STEPS = ("id", "ipu", "position", "body", "op", "type", "cycles", "purpose", "tensor")
 COLUMNS_OF_VARIABLES = (
@@ -128,6 +130,13 @@ def rows_of(present: np.ndarray, ids: np.ndarray) -> np.ndarray:
     order = np.argsort(present, kind="stable")
     at = np.minimum(np.searchsorted(present, ids, sorter=order), len(present) - 1)
     return np.where(present[order[at]] == ids, order[at], -1)
+
+
+def sums_between(values: np.ndarray, first: Rows, last: Rows) -> np.ndarray:
+    """The sum of the values from each ``first`` to its ``last``, which broadcast."""
+    total = np.concatenate([[0], np.cumsum(values)])
+    sums: np.ndarray = total[np.asarray(last) + 1] - total[first]
+    return sums
 
 
 def sum_by(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

@@ -104,8 +104,9 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
         return []
     stages = Assignment.of(costs.stage.tolist(), costs.ipus)
     present = what_if(costs, stages)
-    choices = tuple(Choice(costs.recompute, True) for _ in stages.ipus)
-    after = what_if(costs, replace(stages, choices=choices))
+    choices = Choice.as_profiled(costs, stages.starts)
+    off = tuple(replace(one, offload=True) for one in choices)
+    after = what_if(costs, replace(stages, choices=off))
     then = memory_of_ipu(costs, after.assignment, ipu)
     freed = memory_of_ipu(costs, stages, ipu).nbytes - then.nbytes
     cost = after.total - present.total

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import surely_passing
 from ipuscope.planner.predict.interval_memory import (
     FULL,
     IntervalMemory,
     interval_memory,
+    intervals,
     with_margin,
 )
 from ipuscope.profiler.lazy import cached_property
@@ -75,7 +77,6 @@ class IntervalCosts:
     memory: tuple[IntervalMemory, ...] | None  # a choice each; None: memory is not looked at
     in_company: tuple[IntervalMemory, ...]  # of stages whose IPUs come again; empty if none do
     passed: np.ndarray  # bool[stage]: whether tied weights pass it, where that is sure
-    link: np.ndarray  # bytes over the busier way of the IPU's link
     allowed: np.ndarray  # bool: keeps Blocks together that must be
     most: int  # cycles: stages that take as many are all in
 
@@ -160,10 +161,7 @@ def interval_costs(
 ) -> IntervalCosts:
     """Costs of stages on these IPUs of at most ``most`` cycles; each of ``together`` is in one."""
     count, width = len(costs), _width(costs, most)
-    first = np.arange(count)[:, None]
-    last = first + np.arange(width)[None, :]
-    inside = last < count
-    last = np.minimum(last, count - 1)
+    first, last, inside = intervals(count, width)
     early, final = cycles_of_intervals(costs, choices, width)
     memories, in_company = None, tuple[IntervalMemory, ...]()
     apart = len(set(ipus)) == len(ipus)
@@ -178,14 +176,8 @@ def interval_costs(
             )
     allowed = np.ones_like(inside)
     for group in together:
-        member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])
-        here = member[last + 1] - member[first]
+        here = sums_between(np.isin(np.arange(count), group), first, last)
         allowed &= (here == 0) | (here == len(set(group)))
-    ahead, back = costs.cuts.ahead.copy(), costs.cuts.back.copy()
-    ahead[-1] = back[-1] = 0
-    into = np.concatenate([[0], ahead[:-1]])[first]
-    out_back = np.concatenate([[0], back[:-1]])[first]
-    link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
     passed = np.ones(len(ipus), dtype=bool)
     if not apart:
         passed[:] = surely_passing(costs, ipus).any(axis=1)
@@ -198,7 +190,6 @@ def interval_costs(
         memories,
         in_company,
         passed,
-        link,
         allowed,
         most,
     )
@@ -256,13 +247,8 @@ def cycles_of_intervals(
     costs: Costs, choices: Sequence[Choice], width: int
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cycles of all stages that others follow, one array per choice, and of all final stages."""
-    count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
-    first = np.arange(count)[:, None]
-    last = first + np.arange(width)[None, :]
-    inside = last < count
-    last = np.minimum(last, count - 1)
-    own = total[last + 1] - total[first]
+    first, last, inside = intervals(len(costs), width)
+    own = sums_between(costs.cycles.work, first, last)
     final = own + costs.again_at_once(first, last)
     early = tuple(
         np.where(inside, _early(costs, choice, first, last, own, final), INFINITE)

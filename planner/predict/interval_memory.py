@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +27,8 @@ from ipuscope.planner.predict.memory_verdict import ABOVE
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
 FULL = np.iinfo(np.int64).max // 8
+
+Tables = tuple[np.ndarray, ...]  # int64[Block, tile], which together are always there
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,13 @@ class IntervalMemory:
 _TABLES = ("used", "passing", "gapped", "stash")
 
 
+def intervals(count: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First and last Blocks of stages of up to ``width``, and which there are: [first, width]."""
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)
+    return first, np.minimum(last, count - 1), last < count
+
+
 def with_margin(nbytes: int) -> int:
     """Bytes of a tile up to which a table for tiles of ``nbytes`` is exact."""
     return int(nbytes * (1 + ABOVE))
@@ -97,17 +107,14 @@ def interval_memory(
     fit, ``used`` is only an upper bound, which needs no vectors over tiles. ``in_company``: of IPUs
     that may run further stages, which hold no less (`at_least`).
     """
-    count = len(costs)
+    count, memory = len(costs), costs.memory
     width = min(width, count)
-    first = np.arange(count)[:, None]
-    last = first + np.arange(width)[None, :]
-    inside = last < count
-    last = np.minimum(last, count - 1)
-    always = costs.memory.always if choice.offload else costs.memory.always + costs.memory.state
+    first, last, inside = intervals(count, width)
+    always = (memory.always,) if choice.offload else (memory.always, memory.state)
     own = Own.of(costs, choice, False)
-    region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
+    region1 = _running_maximum(memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
-    gapped = np.maximum(gapped, costs.memory.region0.of_intervals(width, costs.machine))
+    gapped = np.maximum(gapped, memory.region0.of_intervals(width, costs.machine))
     stash = costs.stash_bytes(first, last, choice.recompute)
     final = at_the_end(costs, choice)
     if final.recompute != choice.recompute:
@@ -145,25 +152,34 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 
 
 def _upper_bound(
-    costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
+    costs: BlockCosts, always: Tables, own: Own, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
     """An upper bound: no tile holds more than the sum of the parts' fullest tiles."""
-    always = always.max(axis=1)
-    if len(costs.memory.code):
-        always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
-    saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
-    sums = np.concatenate([[0], np.cumsum(always + saved)])
-    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD].max(axis=1))
-    backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
-    passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
-    if len(costs.memory.peak_if_again):
-        passes = np.maximum(passes, costs.memory.peak_if_again.max(axis=1))
-    most = _running_maximum(passes, first, last)
-    most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
+    memory, on_all = costs.memory, _fullest(*always)
+    if len(memory.code):
+        on_all = on_all + memory.code_users.T @ memory.code.max(axis=1)
+    saved = _fullest(memory.saved) + _fullest(memory.updating)
+    sums = np.concatenate([[0], np.cumsum(on_all + saved)])
+    again = (memory.peak_if_again,) if len(memory.peak_if_again) else ()
+    alone = map(_fullest, (memory.peak[Pass.FORWARD], memory.peak_of_backward, *again))
+    backward = _fullest(memory.peak[Pass.BACKWARD], memory.saved)
+    most = _running_maximum(np.maximum.reduce([own.most, backward, *alone]), first, last)
+    most = most + int(memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
-    shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
+    shared = int(memory.shared.max()) + max(0, int(memory.residual.max(initial=0)))
     bound: np.ndarray = shared + sums[last + 1] - sums[first] + most
     return bound
+
+
+def _fullest(*tables: np.ndarray) -> np.ndarray:
+    """The most of their sum on any tile, int64[Block]; no table of that sum is made."""
+    some = (slice(at, at + _CHUNK) for at in range(0, len(tables[0]), _CHUNK))
+    return np.concatenate([_together(tables, rows).max(axis=1) for rows in some])
+
+
+def _together(tables: Tables, rows: slice) -> np.ndarray:
+    total: np.ndarray = reduce(np.add, (one[rows] for one in tables))
+    return total
 
 
 @dataclass(frozen=True)
@@ -191,14 +207,10 @@ class _Grown:
             mine[:rows, :width][chosen] = theirs[chosen]
 
 
-def _exactly(
-    costs: BlockCosts, always: np.ndarray, own: Own, width: int, in_company: bool
-) -> _Grown:
+def _exactly(costs: BlockCosts, always: Tables, own: Own, width: int, in_company: bool) -> _Grown:
     """Bytes of the fullest tile, no stash; stages longer than a too full one count as full."""
     count = len(costs)
-    kind = _kind(costs, always, own)
-    own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
-    code = _shared_code(costs)
+    own, code = own.some(_kind(costs, always, own)), _shared_code(costs)
     grown = _Grown.full(count, width)
     for begin in range(0, count, _CHUNK):
         _grow(costs, always, own, code, begin, grown.rows(begin, _CHUNK), in_company)
@@ -206,15 +218,14 @@ def _exactly(
 
 
 def _at_the_end(
-    costs: BlockCosts, always: np.ndarray, own: Own, grown: _Grown, in_company: bool
+    costs: BlockCosts, always: Tables, own: Own, grown: _Grown, in_company: bool
 ) -> None:
     """Write the stages that no other stage follows into ``grown``."""
     count, width = grown.used.shape
     begin = count - width
-    kind = _kind(costs, always, own)
+    small = own.some(_kind(costs, always, own))
     final, code = _Grown.full(width, width), _shared_code(costs)
-    small = always.astype(kind, copy=False)
-    _grow(costs, small, own.some(kind), code, begin, final, in_company, ends=True)
+    _grow(costs, always, small, code, begin, final, in_company, ends=True)
     _with_readers(costs, always, own, final, in_company, begin)
     at_the_end = np.flip(np.eye(width, dtype=bool), axis=1)
     grown.rows(begin, width).take(final, at_the_end)
@@ -234,7 +245,7 @@ def _write_the_whole(
 
 def _with_readers(
     costs: BlockCosts,
-    always: np.ndarray,
+    always: Tables,
     own: Own,
     grown: _Grown,
     in_company: bool,
@@ -249,8 +260,7 @@ def _with_readers(
     rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.used))
     if rows <= 0:
         return
-    kind = _kind(costs, always, own)
-    small, always, code = own.some(kind), always.astype(kind, copy=False), _shared_code(costs)
+    small, code = own.some(_kind(costs, always, own)), _shared_code(costs)
     width = grown.used.shape[1]
     first = begin + np.arange(rows)[:, None]
     last = first + np.arange(width)
@@ -264,11 +274,11 @@ def _with_readers(
         grown.take(together, some)
 
 
-def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
+def _kind(costs: BlockCosts, always: Tables, own: Own) -> type[np.integer]:
     """An integer type that is wide enough for all the bytes of a tile."""
     memory = costs.memory
     total = int(
-        always.sum(axis=0).max()
+        sum(one.sum(axis=0) for one in always).max()
         + 2 * memory.saved.sum(axis=0).max()
         + own.most.max()
         + memory.updating.sum(axis=0).max()
@@ -295,7 +305,7 @@ def _with_blocks(
 
 def _grow(
     costs: BlockCosts,
-    always: np.ndarray,
+    always: Tables,
     own: Own,
     apart: dict[int, list[tuple[int, int]]],
     begin: int,
@@ -309,7 +319,7 @@ def _grow(
     ``ends``: only of stages that end with the last Block.
     """
     count, (size, width) = len(costs), grown.used.shape
-    kind = always.dtype
+    kind = own.forward.dtype
     pieces = costs.memory.code
     residual = costs.memory.residual
     shared = costs.memory.shared.astype(kind)
@@ -320,6 +330,7 @@ def _grow(
     always_there = np.tile(shared, (size, 1))
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = sums_of(costs.memory.code_users[:, some], pieces)
+    new = _together(always, some).astype(kind, copy=False)
     first = np.arange(begin, begin + size)
     growing = Growing(
         costs,
@@ -337,7 +348,7 @@ def _grow(
             break
         here = slice(begin + step, begin + step + size)
         always_there = always_there[:size]
-        always_there += always[here]
+        always_there += new[step : step + size]
         if len(costs.memory.code):
             for block, piece in apart.get(step, ()):
                 if begin <= block < begin + len(new_code):

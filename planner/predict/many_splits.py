@@ -15,11 +15,12 @@ import numpy as np
 
 from ipuscope.planner.costs.cuts import Shared
 from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler.timeline import closed_forms
 
-_CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
+_CELLS = 200_000  # of split x pipeline cycle x IPU, at a time
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,7 @@ class _Turn:
     def _stage_cycles(self) -> tuple[np.ndarray, np.ndarray]:
         """Forward and backward cycles of each stage, as in `what_if.stage_cycles`."""
         costs, stages = self.costs, self.first.shape[1]
-
-        def sums(values: np.ndarray) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(values)])
-            of_stage: np.ndarray = total[self.last + 1] - total[self.first]
-            return of_stage
-
-        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        forward, backward = self._sums(costs.cycles.forward), self._sums(costs.cycles.backward)
         if not costs.pipelined or not costs.training:
             backward = backward + costs.again_at_once(self.first, self.last)
             return forward, backward if costs.training else np.zeros_like(backward)
@@ -156,11 +151,14 @@ class _Turn:
             backward[:, early] += np.where(chosen, stash + again, 0)
         return forward, backward
 
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """Of each stage's Blocks."""
+        return sums_between(values, self.first, self.last)
+
     def _streams(self, cycles: np.ndarray) -> np.ndarray:
         if not len(cycles) or not cycles.any():
             return np.zeros_like(self.first)
-        total = np.concatenate([[0], np.cumsum(cycles)])
-        of_stage = total[self.last + 1] - total[self.first]
+        of_stage = self._sums(cycles)
         return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
 
     def _copies(self) -> np.ndarray:
@@ -349,12 +347,10 @@ class _Turn:
     def _update(self) -> np.ndarray:
         """Cycles of the weight update, the all-reduce and outputs that leave once."""
         costs = self.costs
-        total = np.concatenate([[0], np.cumsum(costs.cycles.update)])
-        update = total[self.last + 1] - total[self.first]
+        update = self._sums(costs.cycles.update)
         offloads = np.array([choice.offload for choice in self.splits.choices])
         if offloads.any():
-            moves = np.concatenate([[0], np.cumsum(costs.moves)])
-            moved = moves[self.last + 1] - moves[self.first]
+            moved = self._sums(costs.moves)
             update = update + np.where(offloads[self.splits.choice], moved, 0)
         if not costs.training:
             update = np.zeros_like(update)
@@ -371,8 +367,7 @@ class _Turn:
         costs = self.costs
         if costs.rings is None:
             return costs.least_reduce(ipus)
-        total = np.concatenate([[0], np.cumsum(costs.gradients)])
-        nbytes = self._on_ipus(every, total[self.last + 1] - total[self.first])[:, 0]
+        nbytes = self._on_ipus(every, self._sums(costs.gradients))[:, 0]
         longest: np.ndarray = costs.reduces(nbytes).max(axis=1)
         return longest
 

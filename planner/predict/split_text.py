@@ -84,7 +84,7 @@ def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ..
         )
         for stage in stages
     )
-    return () if all(choice == usual for choice in chosen) and not costs.choices else chosen
+    return Choice.named(costs, chosen)
 
 
 def _from_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:

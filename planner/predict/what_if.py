@@ -397,12 +397,11 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
 
 def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
     """Whether it is the profile's own assignment, whose memory is known and not predicted."""
-    own = Choice.as_profiled(costs, assignment.starts)
     return (
         costs.measured
         and assignment.ipus == costs.ipus
         and assignment.stage_of(len(costs)) == costs.stage.tolist()
-        and (assignment.choices or own) == own
+        and assignment.parts(costs) == replace(assignment, choices=()).parts(costs)
     )
 
 

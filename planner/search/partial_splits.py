@@ -16,8 +16,10 @@ from math import comb
 import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts, Rows, interval_costs
+from ipuscope.planner.predict.interval_memory import intervals
 from ipuscope.planner.predict.many_splits import (
     ManySplits,
     assignment_cycles,
@@ -75,19 +77,19 @@ def least_update(
 
 @dataclass(frozen=True)
 class _Rest:
-    """Bounds on stages k and later by their first Block: int64[Block + 1]; `INFINITE`: no split."""
+    """Bounds on stages k and later by their first Block; `INFINITE`: no split."""
 
-    slowest: np.ndarray  # the least that the longest of them can be
-    link: np.ndarray  # bytes of the busiest link
-    update: np.ndarray  # cycles of the longest weight update
-    behind: np.ndarray  # the sum over them of the longest from each on
+    before: int  # the Block before the first with which they may begin
+    # int64[4, Block + 1]: the least that the longest of them can be, bytes of the busiest link,
+    # cycles of the longest weight update, the sum over them of the longest from each on
+    bounds: np.ndarray
 
-    @classmethod
-    def end(cls, blocks: int) -> _Rest:
-        """Behind the last stage."""
-        end = np.full(blocks + 1, INFINITE)
-        end[blocks] = 0
-        return cls(end, end, end, end)
+    def of(self, bound: int, first: np.ndarray) -> np.ndarray:
+        """One of the bounds, by first Block."""
+        return self.bounds[bound, np.clip(first - self.before, 0, self.bounds.shape[1] - 1)]
+
+
+_SLOWEST, _LINK, _UPDATE, _BEHIND = range(4)  # of the bounds
 
 
 @dataclass(frozen=True)
@@ -149,18 +151,15 @@ class Search:
         self.stages, self.count = len(ipus), len(costs)
         self.apart = len(set(ipus)) == self.stages
         self.weights = PipelineWeights.of(costs, ipus)
-        first, last = self._intervals()
-        self.behind = last + 1
+        self.first, self.last, _ = first, last, _ = intervals(*table.final.shape)
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
-        update, moves = (
-            np.concatenate([[0], np.cumsum(one * costs.training)])
+        updates, moved = (
+            sums_between(one * costs.training, first, last)
             for one in (costs.cycles.update, costs.moves)
         )
-        updates = update[self.behind] - update[first]
-        moved = moves[self.behind] - moves[first]
         self.updates = [updates + moved * choice.offload for choice in table.choices]
-        self.rest = [_Rest.end(self.count)]
+        self.rest = [_Rest(self.count - 1, np.array([[INFINITE, 0]] * 4))]
         for k in reversed(range(self.stages)):
             self.rest.insert(0, self._before(k, self.rest[0]))
         self.least_weight_update = least_weight_update(costs, ipus, table.choices)
@@ -172,15 +171,10 @@ class Search:
 
     def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
         """Forward and backward cycles of all stages but final ones."""
-        first, last = self._intervals()
-        costs = self.costs
-
-        def sums(values: np.ndarray) -> np.ndarray:
-            total = np.concatenate([[0], np.cumsum(values)])
-            of_stage: np.ndarray = total[last + 1] - total[first]
-            return of_stage
-
-        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        costs, first, last = self.costs, self.first, self.last
+        forward, backward = (
+            sums_between(one, first, last) for one in (costs.cycles.forward, costs.cycles.backward)
+        )
         if not costs.training:
             return forward, np.zeros_like(backward)
         if not costs.pipelined:
@@ -193,35 +187,26 @@ class Search:
         forward, backward = (cycles[rows] for cycles in self.cycles[choice])
         if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
             return forward, backward
-        first, last = (each[rows] for each in self._intervals())
-        total = np.concatenate([[0], np.cumsum(self.costs.cycles.forward)])
-        forward = total[last + 1] - total[first]
+        forward = sums_between(self.costs.cycles.forward, self.first[rows], self.last[rows])
         return forward, self.table.final[rows] - forward
-
-    def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
-        count, width = self.table.final.shape
-        first = np.arange(count)[:, None]
-        return first, np.minimum(first + np.arange(width)[None, :], count - 1)
 
     def _links(self) -> np.ndarray:
         """A lower bound on the bytes over a stage's busier link: int64[first, width]."""
         if any(a == b for a, b in pairwise(self.ipus)):
-            return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
+            return np.zeros_like(self.table.final)  # some cuts are crossed by nothing
         spared = may_stay(self.costs, self.ipus)
         cuts = self.costs.cuts
         ahead = np.maximum(0, cuts.ahead - spared[0])
         back = np.maximum(0, cuts.back - spared[1])
         ahead[-1] = back[-1] = 0
-        first, last = self._intervals()
-        into = np.concatenate([[0], ahead[:-1]])[first]
-        out_back = np.concatenate([[0], back[:-1]])[first]
-        busier: np.ndarray = np.maximum(ahead[last] + out_back, into + back[last])
+        into, out_back = (np.concatenate([[0], one[:-1]])[self.first] for one in (ahead, back))
+        busier: np.ndarray = np.maximum(ahead[self.last] + out_back, into + back[self.last])
         return busier
 
     def _before(self, k: int, rest: _Rest) -> _Rest:
         """The bounds on stages k and later, from those without it."""
         rows = self.table.begins[k]
-        behind, link = self.behind[rows], self.link[rows]
+        behind, link = self.last[rows] + 1, self.link[rows]
         load, update = (np.full_like(link, INFINITE) for _ in range(2))
         for number, fits in enumerate(self.table.fits(k, rows)):
             forward, backward = self._stage_cycles(k, number, rows)
@@ -229,17 +214,17 @@ class Search:
             update = np.where(fits, np.minimum(update, self.updates[number][rows]), update)
         outside = ~self.table.allowed[rows] | (load >= INFINITE)
         load[outside] = update[outside] = INFINITE
-        longest = np.maximum(load, rest.slowest[behind])
+        longest = np.maximum(load, rest.of(_SLOWEST, behind))
         tables = (
             longest,
-            np.maximum(np.where(outside, INFINITE, link), rest.link[behind]),
-            np.maximum(update, rest.update[behind]),
-            np.minimum(INFINITE, longest + rest.behind[behind]),
+            np.maximum(np.where(outside, INFINITE, link), rest.of(_LINK, behind)),
+            np.maximum(update, rest.of(_UPDATE, behind)),
+            np.minimum(INFINITE, longest + rest.of(_BEHIND, behind)),
         )
-        bounds = np.full((len(tables), self.count + 1), INFINITE)
+        bounds = np.full((len(tables), len(load) + 2), INFINITE)
         for bound, table in zip(bounds, tables, strict=True):
-            bound[rows] = table.min(axis=1, initial=INFINITE)
-        return _Rest(*bounds)
+            bound[1:-1] = table.min(axis=1, initial=INFINITE)
+        return _Rest(rows.start - 1, bounds)
 
     def _usable(self, k: int, rows: np.ndarray) -> list[np.ndarray]:
         """Where stage k of ``rows`` fits each choice and no other is as good in every respect."""
@@ -281,17 +266,16 @@ class Search:
         """A lower bound on any split that continues these ways, whose next stage is k."""
         at, weights, rest = ways.begin, self.weights, self.rest[k]
         slowest = np.maximum(ways.both, self.bottleneck)
-        slowest = np.maximum(slowest, rest.slowest[at])
-        link = np.maximum(ways.link, rest.link[at])
+        slowest = np.maximum(slowest, rest.of(_SLOWEST, at))
+        link = np.maximum(ways.link, rest.of(_LINK, at))
         update = np.maximum(ways.update, self.least_weight_update)
-        update = np.maximum(update, rest.update[at])
+        update = np.maximum(update, rest.of(_UPDATE, at))
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
             still * (ways.forward + ways.backward),
             self.work[at] - self.table.most if still else 0,
         )
-        behind = rest.behind[at] if k < self.stages else 0
-        to_come = weights.ahead * ahead + weights.behind * behind
+        to_come = weights.ahead * ahead + weights.behind * rest.of(_BEHIND, at)
         copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
         total: np.ndarray = (
             self.fixed
@@ -316,25 +300,28 @@ class Search:
         Ways whose bound is ``below`` or more are skipped: the bound found is at most that.
         """
         ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
-        merged, unit, steps = False, 1, list[_Ways]()
+        merged, unit, steps = False, 1, list[tuple[np.ndarray, ...]]()
         for k in range(self.stages):
             ways = self._further(k, ways, below)
             if len(ways.begin) > most:
                 (ways, unit), merged = _alike(ways, most, unit), True
-            steps.append(ways)
+            steps.append((ways.begin, ways.choice, ways.before))
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
         better = self._least_of(self._splits(rows, steps), least)
         return replace(better, bound=min(better.total, floor))
 
-    def _splits(self, rows: np.ndarray, steps: list[_Ways]) -> ManySplits:
-        """The splits of these rows of the last of ``steps``: the ways after each stage."""
+    def _splits(self, rows: np.ndarray, steps: list[tuple[np.ndarray, ...]]) -> ManySplits:
+        """The splits of these rows of the last of ``steps``: of the ways after each stage.
+
+        These are the next Block, how the stage saves memory, and the row of the way without it.
+        """
         starts, choice = np.zeros((2, len(rows), self.stages), dtype=np.int64)
         for k in reversed(range(self.stages)):
-            choice[:, k] = steps[k].choice[rows]
-            rows = steps[k].before[rows]
-            starts[:, k] = steps[k - 1].begin[rows] if k else 0
+            _, choices, before = steps[k]
+            choice[:, k], rows = choices[rows], before[rows]
+            starts[:, k] = steps[k - 1][0][rows] if k else 0
         return ManySplits(starts, choice, self.ipus, self.table.choices)
 
     def _further(self, k: int, ways: _Ways, below: int) -> _Ways:
@@ -356,7 +343,7 @@ class Search:
         if k < self.stages - 1:
             ramps = ramps + self.weights.ahead * (forward + backward)
         if k > 0:
-            longest = np.maximum(both, self.rest[k + 1].slowest[stage.behind])
+            longest = np.maximum(both, self.rest[k + 1].of(_SLOWEST, stage.behind))
             ramps = ramps + self.weights.behind * longest
         return replace(
             ways,
@@ -388,8 +375,7 @@ class Search:
 
     def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
         chosen = tuple(self.table.choices[number] for number in choice.tolist())
-        own = (Choice.profiled(self.costs),) * self.stages
-        return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
+        return Assignment(tuple(starts.tolist()), self.ipus, Choice.named(self.costs, chosen))
 
     def _fits(self, tried: Assignment) -> bool:
         """Whether the IPUs hold the split; splits with one stage per IPU were checked before."""

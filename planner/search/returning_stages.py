@@ -69,10 +69,8 @@ def least_bottleneck_revisiting(
     best = ways.get((len(costs), ()))
     if best is None:
         return None
-    chosen = tuple(part.choice for part in best.parts)
-    own = (Choice.profiled(costs),) * len(ipus)
-    starts = tuple(part.first for part in best.parts)
-    return best.worst, Assignment(starts, tuple(ipus), () if chosen == own else chosen)
+    chosen = Choice.named(costs, tuple(part.choice for part in best.parts))
+    return best.worst, Assignment(tuple(part.first for part in best.parts), tuple(ipus), chosen)
 
 
 class _Search:

@@ -110,8 +110,8 @@ def best_split(
 
     ``ipus``: the IPU of each stage, which may repeat (default: one each). ``together``: groups of
     Blocks for one IPU, such as those that share a weight. ``choices``: ways of saving memory that
-    stages may take (default: as profiled). Raises ValueError if there are fewer Blocks than stages,
-    or if no split fits.
+    stages may take (default: those of the profile's stages). Raises ValueError if there are fewer
+    Blocks than stages, or if no split fits.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
@@ -119,7 +119,7 @@ def best_split(
             f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks"
         )
     where = tuple(ipus) if ipus is not None else tuple(range(wanted))
-    allowed = tuple(choices) or (Choice.profiled(costs),)
+    allowed = tuple(choices) or Choice.all_profiled(costs)
     if len(set(where)) < len(where):
         free, least, assignment = _revisiting(costs, where, together, allowed)
     else:
@@ -133,9 +133,7 @@ def best_split(
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
     split = Split(prediction, prediction.bottleneck, least, free, bound, ())
-    mixed = ["stages as profiled save memory in different ways; here all in one"]
-    mixed *= bool(costs.choices) and len(allowed) == 1
-    return replace(split, why=(split.verdict, *mixed, *_reasons(costs, prediction, least, free)))
+    return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
 
 
 def one_an_ipu(most: int) -> list[tuple[int, ...]]:
@@ -201,7 +199,7 @@ def quickest_split(
     The earliest list's of equally quick ones. Lists that promise most come first; those that cannot
     beat the best so far are skipped. ValueError if none can run, with the reason for the last list.
     """
-    allowed = tuple(choices) or (Choice.profiled(costs),)
+    allowed = tuple(choices) or Choice.all_profiled(costs)
     bounds = {
         at: at_least(costs, ipus, allowed)
         for at, ipus in enumerate(lists)
@@ -356,8 +354,7 @@ def least_bottleneck(
     ((table, starts),) = reached
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
-    own = (Choice.profiled(costs),) * stages
-    return bottleneck, Assignment(starts, table.ipus, () if chosen == own else chosen)
+    return bottleneck, Assignment(starts, table.ipus, Choice.named(costs, chosen))
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
@@ -573,8 +570,10 @@ def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
     if len(before.ipus) == len(prediction.assignment.ipus):
         pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
         moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
-    text = f"moves {listed(moves, _MOST_NAMED)}" if moves else "this is the split that was profiled"
-    return [text]
+    if moves:
+        return [f"moves {listed(moves, _MOST_NAMED)}"]
+    same = prediction.assignment.parts(costs) == before.parts(costs)
+    return [f"this is the split that was profiled{'' if same else ', memory is saved otherwise'}"]
 
 
 def _contiguous(costs: Costs) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             choices=_WAYS,
             default="profiled",
-            help=f"{what}: chosen for each stage, or the same for all",
+            help=f"{what}: as some stages did (default), chosen for each, or the same for all",
         )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
@@ -179,15 +180,15 @@ def _blocks(costs: Costs, words: str) -> list[int]:
 
 def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     """The ways to save memory that the options allow, cheapest first."""
+    from ipuscope.planner.costs.memory_choice import Choice
     from ipuscope.planner.search.split_search import ALL_CHOICES
 
-    def allowed(way: str, own: bool) -> set[bool]:
-        return {"profiled": {own}, "choose": {False, True}, "always": {True}, "never": {False}}[way]
+    def allowed(way: str, own: set[bool]) -> set[bool]:
+        return {"profiled": own, "choose": {False, True}, "always": {True}, "never": {False}}[way]
 
-    recompute, offload = (
-        allowed(args.recompute, costs.recompute),
-        allowed(args.offload, costs.offload),
-    )
+    ways = Choice.all_profiled(costs)
+    recompute = allowed(args.recompute, {one.recompute for one in ways})
+    offload = allowed(args.offload, {one.offload for one in ways})
     return tuple(
         one for one in ALL_CHOICES if one.recompute in recompute and one.offload in offload
     )
@@ -246,8 +247,9 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
     frame, columns = stage_rows(costs, wanted).drop(columns="memory"), stage_columns()
     if wanted.assignment.choices:
-        chosen = wanted.assignment.choices
-        frame["saves"] = [_saves(one) for one in chosen]
+        *before, last = wanted.assignment.choices
+        again = bool(costs.again_at_once(wanted.assignment.starts[-1], len(costs) - 1))
+        frame["saves"] = [*map(_saves, before), _saves(replace(last, recompute=again))]
         columns = (*columns, Column("saves", "saves memory by", sentence))
         if args.output is None:
             lines.append(

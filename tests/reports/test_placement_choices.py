@@ -16,6 +16,7 @@ from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.split_text import parse_assignment, profiled
 from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
+from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import open_report
 from tests.reports.test_cli import say
 from tests.reports.test_rebalance import script
@@ -97,6 +98,23 @@ def test_a_chosen_promise_is_beside_what_was_compiled(
     (row,) = json.loads(say(capsys, "runs", "--json", tmp_path / "training"))[0]["runs"]
     assert row["predicted_cycles"] == content["promise"]["cycles"]
     assert row["predicted_cycles"] == pytest.approx(row["cycles"], rel=0.005)
+
+
+def test_another_split_of_mixed_stages_gives_each_what_suits_it(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mixed.json"
+    said = say(capsys, "rebalance", "-o", path, mixed / "training")
+    content = json.loads(path.read_text())
+    assert "saves memory by" in said and "all in one" not in said
+    with open_report(mixed / "training") as report:
+        costs = Costs.from_report(report)
+    alike = best_split(costs, choices=(Choice.profiled(costs),)).prediction.total
+    assert content["promise"]["cycles"] < min(alike, what_if(costs, profiled(costs)).total)
+    process = script("--compile-only", "--placement", path, "--autoreport", tmp_path)
+    assert process.returncode == 0, process.stderr
+    (row,) = json.loads(say(capsys, "runs", "--json", tmp_path / "training"))[0]["runs"]
+    assert content["promise"]["cycles"] == pytest.approx(row["cycles"], rel=0.005)
 
 
 @pytest.mark.parametrize(

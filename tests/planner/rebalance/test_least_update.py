@@ -214,6 +214,34 @@ def test_the_least_update_is_brute_forces() -> None:
     assert compared > 50
 
 
+def test_stages_that_mix_ways_to_save_memory_each_get_the_best_of_them() -> None:
+    """No split with any mix of them is quicker; all in one way, as once, often is slower."""
+    random = np.random.default_rng(12)
+    compared = slower = 0
+    for _ in range(80):
+        count, stages = int(random.integers(3, 7)), int(random.integers(2, 4))
+        costs = model(random, count, stages, float(random.choice([0, 1.0, 1.4])))
+        own = tuple(ALL_CHOICES[number] for number in random.integers(0, 4, stages))
+        again, off = ({getattr(one, way) for one in own} for way in ("recompute", "offload"))
+        if len(set(own)) == 1 or not (costs.training and costs.pipelined):
+            continue
+        costs = replace(costs, choices=own, recompute=any(again), offload=any(off))
+        ways = tuple(one for one in ALL_CHOICES if one.recompute in again and one.offload in off)
+        ipus = stage_lists(random, stages)
+        wanted, alike = (least_total(costs, ipus, some) for some in (ways, ways[-1:]))
+        if wanted is None:
+            with pytest.raises(ValueError, match="no split"):
+                best_split(costs, ipus=ipus)
+            continue
+        split = best_split(costs, ipus=ipus)
+        assert (split.prediction.total, split.least_total) == (wanted, wanted)
+        assert what_if(costs, split.prediction.assignment).total == wanted
+        own_split = Assignment.of(costs.stage.tolist(), ipus)
+        assert own_split.parts(costs)[:-1] == replace(own_split, choices=own).parts(costs)[:-1]
+        compared, slower = compared + 1, slower + (alike is None or wanted < alike)
+    assert compared > 30 and slower > 15
+
+
 def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
     """With an accumulation of 2K - 1, ramps are most of an update."""
     random = np.random.default_rng(9)
