@@ -148,7 +148,6 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
 _LINES = {  # that put what --allow changed into a script
     "half": "model.half()  # and inputs.half() where they are floats",
     "outputs=loss": "return loss  # alone, in forward, with OutputMode.Final",
-    "overlap": overlap_lines(),
 }
 
 
@@ -166,9 +165,9 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Ite
         yield f"{f'With {changed}' if changed else f'{kind} as the script has it'}:"
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
-        for word in plan.levers.split(","):
-            if word in _LINES:
-                yield "  write: " + _LINES[word].replace("\n", "\n         ")
+        lines = {**_LINES, "overlap": overlap_lines(plan.question.training)}
+        for word in filter(lines.__contains__, plan.levers.split(",")):
+            yield "  write: " + lines[word].replace("\n", "\n         ")
     if none:
         yield none
     elif not any(plan.levers for plan in plans):

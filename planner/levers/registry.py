@@ -274,7 +274,7 @@ LEVERS: dict[str, Lever] = {
             "overlap",
             lambda value: "overlap",
             lambda basis, value: "host I/O beside compute",
-            lambda basis, value: overlap_lines(),
+            lambda basis, value: overlap_lines(basis.costs.training),
             lambda basis, value: (
                 "host I/O and compute take turns",
                 "I/O tiles move inputs and outputs beside the compute of other device iterations.",

@@ -26,12 +26,12 @@ def location_line(state: str) -> str:
     return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
 
 
-def overlap_lines() -> str:
+def overlap_lines(training: bool) -> str:
     """The statements that let I/O tiles move inputs and outputs beside other iterations."""
+    several = "options.deviceIterations(2)  # or more\n" * training
     return (
         "options.setExecutionStrategy(poptorch.ShardedExecution())\n"
-        "options.outputMode(poptorch.OutputMode.All)\n"
-        "options.deviceIterations(2)  # or more\n"
+        f"options.outputMode(poptorch.OutputMode.All)\n{several}"
         "options.TensorLocations.numIOTiles(32)\n"
         "loop = poptorch.OverlapMode.OverlapDeviceIterationLoop\n"
         "x = poptorch.set_overlap_for_input(x, loop)  # each input, first in forward\n"
