@@ -126,8 +126,12 @@ class Basis:
     def one_size(self) -> str:
         """Why micro-batches of another size would not compute the same; "" where they do."""
         variables = self.report.usage.variables_with("role", "shape")
-        shapes = variables.loc[variables["role"] == Role.INPUT, "shape"]
-        first = {json.loads(shape)[:1][0] for shape in shapes.unique() if shape not in ("", "[]")}
+        used = variables[variables["shape"].str.len() > 2].drop_duplicates()
+        of = {
+            role: [json.loads(one) for one in some] for role, some in used.groupby("role")["shape"]
+        }
+        inputs, weights = of.pop(Role.INPUT, []), of.pop(Role.WEIGHT, [])
+        first = {shape[0] for shape in inputs}
         if len(first) > 1:
             rows = " and ".join(map(str, sorted(first)))
             return f"inputs have {rows} rows, so that no row is a sample"
@@ -136,6 +140,9 @@ class Basis:
             norms = self.report.ops["aten"].drop_duplicates().str.contains("batch_norm").any()
         if self.costs.training and norms:
             return "batch norms take their statistics over it"
+        others = {size for shape in (*weights, *(one[1:] for one in inputs)) for size in shape}
+        if any([one, one] in shapes for one in first - others - {1} for shapes in of.values()):
+            return "its samples meet in a tensor that grows with their square"
         return ""
 
     @property

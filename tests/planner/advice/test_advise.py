@@ -293,6 +293,25 @@ def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
         assert bool(basis_of(alone).one_size) is stays
 
 
+class Contrasted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = self.layer(x) @ self.layer(y).T
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+
+@pytest.mark.parametrize(("size", "stays"), [(24, True), (64, False)])
+def test_samples_that_meet_keep_the_micro_batch(size: int, stays: bool, tmp_path: Path) -> None:
+    """Where a weight is as wide, a square of that size may be something else."""
+    inputs = (torch.zeros(4 * size, 64), torch.zeros(4 * size, 64))
+    advised = advise(_compiled(Contrasted(), _options(tmp_path), inputs))
+    why = "The micro-batch stays: its samples meet in a tensor that grows with their square."
+    assert (why in advised.notes) is stays
+
+
 def test_what_gains_nothing_is_not_advised(report: Report) -> None:
     advised = advise(report)
     now = advised.present.samples_per_second
