@@ -7,13 +7,14 @@ accumulators and optimiser state have their weight's.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from ipu_exec.base.once import Once
 from ipu_exec.compiler.emission.bodies import widened
 from ipu_exec.compiler.emission.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.options import CompileOptions
@@ -50,7 +51,8 @@ def lower_graph(
         tuple(machines),
         options.replicas,
         lowering.plans,
-        one_after_another(graph, residency.away, lowering.layouts.of),
+        one_after_another(graph, residency.away, lowering.layouts.of, lowering.once),
+        lowering.once,
     )
 
 
@@ -65,8 +67,8 @@ def _serialised_weights(graph: Graph) -> frozenset[int]:
 class _Layouts:
     """The layouts decided so far, by (storage, stage)."""
 
-    def __init__(self, graph: Graph, placement: Placement, machine: Machine) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, placement: Placement, machine: Machine, once: Once) -> None:
+        self.graph, self.machine, self.once = graph, machine, once
         self.of: dict[tuple[int, int], Layout] = {}
         self._source: dict[tuple[int, int], int] = {}  # (storage, stage) -> stage it comes from
         self._serialised = _serialised_weights(graph)
@@ -93,8 +95,9 @@ class _Layouts:
             owner = self.graph.storages[storage.parameter]
             like = self.of.get((storage.parameter, stage))
             if like is not None and owner.elements == storage.elements:
-                elements = like.bytes // ITEM_BYTES[owner.dtype]
-                return Layout(like.key, elements * ITEM_BYTES[storage.dtype])
+                elements = self.once(np.floor_divide, like.bytes, ITEM_BYTES[owner.dtype])
+                item_bytes = ITEM_BYTES[storage.dtype]
+                return Layout(like.key, self.once(np.multiply, elements, item_bytes))
             return self._linear(storage_id)
         if storage_id in self._serialised:
             return self._in_slices(storage_id)
@@ -135,6 +138,15 @@ class _Layouts:
                 self.of[storage, stage] = self._linear(storage)
 
 
+def _with_operands(argument: Any, operand: Callable[[int], Operand]) -> Any:
+    """An argument with operands in place of values."""
+    if isinstance(argument, ValueRef):
+        return operand(argument.id)
+    if isinstance(argument, tuple):
+        return tuple([_with_operands(one, operand) for one in argument])
+    return argument
+
+
 class _Lowering:
     def __init__(
         self,
@@ -147,7 +159,8 @@ class _Lowering:
         self.graph, self.placement, self.residency = graph, placement, residency
         self.machines, self.options = machines, options
         self.stages = range(len(placement.stages))
-        self.layouts = _Layouts(graph, placement, machines[0])
+        self.once = Once()
+        self.layouts = _Layouts(graph, placement, machines[0], self.once)
         self.states: dict[int, list[int]] = {}  # of the optimiser, by the stage that is their home
         for state in graph.storages.values():
             if state.role == Role.OPTIMISER_STATE and state.id in placement.home:
@@ -209,7 +222,7 @@ class _Lowering:
 
     def _shard(self, weight: int, stage: int) -> Shard:
         whole = self.layouts.whole(weight, stage)
-        return Shard.of(self.graph.storages[weight], whole, self.options.replicas)
+        return Shard.of(self.graph.storages[weight], whole, self.options.replicas, self.once)
 
     def _shard_of_accumulator(self, op: OpNode, stage: int) -> Shard | None:
         """The shard of an accumulator that replicas share and to which ``op`` adds a gradient."""
@@ -280,25 +293,21 @@ class _Lowering:
     def _spec(self, op: OpNode, stage: int, shard: Shard | None) -> OpSpec:
         seen: set[int] = set()
 
-        def concrete(item: Any) -> Any:
-            if isinstance(item, ValueRef):
-                operand = self._operand(item.id, stage, shard)
-                if item.id in seen:
-                    return replace(operand, again=True)
-                seen.add(item.id)
-                return operand
-            return tuple(concrete(element) for element in item) if isinstance(item, tuple) else item
+        def operand(value: int) -> Operand:
+            one = self._operand(value, stage, shard)
+            if value in seen:
+                return replace(one, again=True)
+            seen.add(value)
+            return one
 
+        storages = [None if v is None else self.graph.values[v].storage for v in op.outputs]
         read = {self.graph.values[v].storage for v in op.inputs}
-
-        def output(value: int | None) -> Operand | None:
-            if value is None:
-                return None
-            return self._operand(value, stage, shard, self.graph.values[value].storage in read)
-
-        outputs = tuple(output(value) for value in op.outputs)
-        named = tuple((key, concrete(value)) for key, value in op.kwargs)
-        return OpSpec(op.aten, tuple(concrete(a) for a in op.args), named, outputs)
+        outputs = tuple(
+            None if value is None else self._operand(value, stage, shard, storage in read)
+            for value, storage in zip(op.outputs, storages, strict=True)
+        )
+        named = _with_operands(op.kwargs, operand)
+        return OpSpec(op.aten, _with_operands(op.args, operand), named, outputs)
 
     def _operand(
         self, value_id: int, stage: int, shard: Shard | None, placed: bool = True
@@ -330,7 +339,7 @@ LINEAR = "linear"
 Layouts = Mapping[tuple[int, int], Layout]
 
 
-def one_after_another(graph: Graph, away: Container[int], layouts: Layouts) -> Layouts:
+def one_after_another(graph: Graph, away: Container[int], layouts: Layouts, once: Once) -> Layouts:
     """``layouts``, by (storage, stage), with each linear weight behind the last.
 
     States stay with their weight, storages off the chip (``away``) as they are.
@@ -342,7 +351,7 @@ def one_after_another(graph: Graph, away: Container[int], layouts: Layouts) -> L
         parameter = graph.storages[storage].parameter
         start = starts.get(parameter if parameter >= 0 else storage)
         if start is not None and _is_linear(layout):
-            moved[storage, stage] = _from(layout, start)
+            moved[storage, stage] = _from(layout, start, once)
     return moved
 
 
@@ -364,10 +373,8 @@ def _is_linear(layout: Layout) -> bool:
     return isinstance(layout.key, tuple) and layout.key[0] == LINEAR
 
 
-def _from(layout: Layout, start: int) -> Layout:
+def _from(layout: Layout, start: int, once: Once) -> Layout:
     """A linear layout from another first tile on; the last part of its key is the first tile."""
     assert isinstance(layout.key, tuple)
     *rest, before = layout.key
-    nbytes = np.roll(layout.bytes, start - before)
-    nbytes.setflags(write=False)
-    return Layout((*rest, start), nbytes)
+    return Layout((*rest, start), once(np.roll, layout.bytes, start - before))

@@ -129,13 +129,10 @@ def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) 
     needs = set()
     for transfer in placement.transfers:
         kind = FORWARD if transfer.direction == Direction.FORWARD else BACKWARD
-        for stage in stages:
-            between = (
-                transfer.source < stage <= transfer.target
-                or transfer.target <= stage < transfer.source
-            )
-            if between and placement.phases[stage] == placement.phases[transfer.source]:
-                needs.add((kind, stage, transfer.source))
+        source, target = transfer.source, transfer.target
+        for stage in range(source + 1, target + 1) if source < target else range(target, source):
+            if placement.phases[stage] == placement.phases[source]:
+                needs.add((kind, stage, source))
     return Phases(
         placement.phases,
         {kind: tuple(tree.loads.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
@@ -179,69 +176,25 @@ def timeline(
         part = turn[body.ipu, body.stage] if backward else 0
         turn[body.ipu, body.stage] += backward
         at[body.task, body.ipu, body.stage, part] = len(bodies)
-        bodies.append(
-            records.Body(
-                len(bodies),
-                body.name,
-                body.ipu,
-                body.stage,
-                _KIND.get(body.task, "task"),
-                _DIRECTION.get(body.task, ""),
-                body.cycles,
-                np.array(ids, np.int64)[body.order],
-                starts,
-                schedule_types.TASKS[body.task],
-            )
-        )
+        of = _KIND.get(body.task, "task"), _DIRECTION.get(body.task, ""), body.cycles
+        steps, task = np.array(ids, np.int64)[body.order], schedule_types.TASKS[body.task]
+        where = len(bodies), body.name, body.ipu, body.stage
+        bodies.append(records.Body(*where, *of, steps, starts, task))
     for ipu in range(placement.num_ipus):
-        at[IDLE, ipu, -1, 0] = len(bodies)
-        none = np.zeros(0, np.int64)
-        bodies.append(
-            records.Body(
-                len(bodies),
-                f"IPU {ipu} waits",
-                ipu,
-                -1,
-                "idle",
-                "",
-                0,
-                none,
-                none,
-                schedule_types.TASKS[IDLE],
-            )
-        )
+        number = at[IDLE, ipu, -1, 0] = len(bodies)
+        none, task = np.zeros(0, np.int64), schedule_types.TASKS[IDLE]
+        name = f"IPU {ipu} waits"
+        bodies.append(records.Body(number, name, ipu, -1, "idle", "", 0, none, none, task))
     # a copy or sync that an IPU has no body for (nothing crosses it) is not scheduled on it:
     # `sharded`
     parts = schedule.part if schedule.part is not None else np.zeros_like(schedule.kind)
-    keys = zip(
-        schedule.kind.tolist(),
-        schedule.ipu.tolist(),
-        schedule.stage.tolist(),
-        parts.tolist(),
-        strict=True,
-    )
+    keyed = (schedule.kind, schedule.ipu, schedule.stage, parts)
+    keys = zip(*(column.tolist() for column in keyed), strict=True)
     task_body = np.array([at[key] for key in keys], np.int64)
-    trace = records.Trace(
-        0,
-        options.iterations,
-        schedule.total,
-        schedule.start,
-        schedule.end,
-        task_body,
-        schedule.ipu,
-        schedule.micro_batch,
-        schedule.cycle,
-    )
-    cycles = tuple(
-        records.PipelineCycle(0, position, phase, int(start), int(end), int(slowest))
-        for position, (phase, start, end, slowest) in enumerate(
-            zip(
-                schedule.phases,
-                schedule.cycle_start,
-                schedule.cycle_end,
-                schedule.slowest_ipu,
-                strict=True,
-            )
-        )
-    )
+    times = schedule.start, schedule.end
+    of_task = schedule.ipu, schedule.micro_batch, schedule.cycle
+    trace = records.Trace(0, options.iterations, schedule.total, *times, task_body, *of_task)
+    columns = (schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu)
+    rows = zip(schedule.phases, *(column.tolist() for column in columns), strict=True)
+    cycles = tuple(records.PipelineCycle(0, position, *row) for position, row in enumerate(rows))
     return Timeline(costs, schedule, tuple(bodies), trace, cycles)

@@ -8,14 +8,15 @@ from functools import cached_property
 
 import numpy as np
 
+from ipu_exec.base.once import Once
 from ipu_exec.compiler.emission.bodies import Use
 from ipu_exec.compiler.emission.host_streams import makers
 from ipu_exec.compiler.placement.locations import Shard
 from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.compiler.placement.residency import Residency
 from ipu_exec.graph import Graph
-from ipu_exec.lowering.layouts import linear
-from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Plan
+from ipu_exec.lowering.layouts import whole_linear
+from ipu_exec.lowering.plan import Layout, Plan
 from ipu_exec.machine import Machine
 from ipuscope.profiler.enums import Role
 
@@ -34,6 +35,7 @@ class TileMapping:
     replicas: int
     plans: Mapping[int, Plan] = field(default_factory=dict)  # by operator, over all tiles
     layouts: Mapping[tuple[int, int], Layout] = field(default_factory=dict)  # (storage, stage)
+    once: Once = field(default_factory=Once)
 
     @property
     def machine(self) -> Machine:
@@ -55,12 +57,12 @@ class TileMapping:
 
     def bytes(self, storages: Iterable[int], stage: int) -> np.ndarray:
         """Total bytes of storages on each tile of the IPU; storages without a layout count 0."""
-        total = np.zeros(self.machine.target.tiles, np.int64)
-        for storage in storages:
-            layout = self.layout(storage, stage)
-            if layout is not None:
-                total = total + self.machine.whole(layout.bytes)
-        return total
+        layouts = (self.layout(storage, stage) for storage in storages)
+        return self.whole(*(layout.bytes for layout in layouts if layout is not None))
+
+    def whole(self, *compute: np.ndarray) -> np.ndarray:
+        """The sum of vectors over the compute tiles, over all tiles."""
+        return self.once(_over_all, self.machine.target.tiles, *compute)
 
     def linear(self, storage_id: int) -> Layout:
         """A storage's default layout."""
@@ -71,7 +73,7 @@ class TileMapping:
     def shard(self, weight: int, stage: int) -> Shard:
         """A replica's shard of a weight that is stored, or updated, in parts."""
         whole = self.layout(weight, stage) or self.linear(weight)
-        return Shard.of(self.graph.storages[weight], whole, self.replicas)
+        return Shard.of(self.graph.storages[weight], whole, self.replicas, self.once)
 
     def part(self, weight: int, stage: int) -> Layout:
         """This replica's part of a sharded weight."""
@@ -80,14 +82,14 @@ class TileMapping:
     def use_of_part(self, shard: Shard, storage_id: int, first: int, last: int) -> Use:
         """The use, from step to step, of this replica's part of a tensor of a weight's size."""
         storage = self.graph.storages[storage_id]
-        nbytes = self.machine.whole(shard.layout(storage.dtype).bytes)
+        nbytes = self.whole(shard.layout(storage.dtype).bytes)
         return Use(f"{storage.name}/part", Role.TEMPORARY, nbytes, first, last)
 
     def stored(self, storage: int, stage: int) -> np.ndarray:
         """Bytes on each tile of the part of a storage that this replica stores."""
         if storage in self.residency.parted_weights:
-            return self.machine.whole(self.part(storage, stage).bytes)
-        return self.machine.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
+            return self.whole(self.part(storage, stage).bytes)
+        return self.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
 
     def reduced_late(self, gradient: int) -> bool:
         """Whether a gradient, as an accumulator off the chip, is reduced in its weight's update."""
@@ -100,4 +102,13 @@ class TileMapping:
 def linear_layout_of(graph: Graph, storage_id: int, machine: Machine) -> Layout:
     """The layout of a storage spread evenly over the compute tiles."""
     storage = graph.storages[storage_id]
-    return linear(storage.elements, ITEM_BYTES[storage.dtype], machine.tiles).layout(storage.dtype)
+    return whole_linear(storage.elements, storage.dtype, machine.tiles)
+
+
+def _over_all(tiles: int, *compute: np.ndarray) -> np.ndarray:
+    if len(compute) == 1 and len(compute[0]) == tiles:
+        return compute[0]
+    total = np.zeros(tiles, np.int64)
+    for nbytes in compute:
+        total[: len(nbytes)] += nbytes
+    return total

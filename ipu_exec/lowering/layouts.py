@@ -91,9 +91,15 @@ def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
     return Spread(("linear", 0, elements, used, grain, start), share)
 
 
+@lru_cache(maxsize=1024)
+def whole_linear(elements: int, dtype: str, tiles: int) -> Layout:
+    """The linear layout of a storage of so many elements."""
+    return linear(elements, ITEM_BYTES[dtype], tiles).layout(dtype)
+
+
 def linear_layout(operand: Operand, tiles: int) -> Layout:
     """The linear layout of the whole storage under ``operand``."""
-    return linear(storage_elements(operand), operand.item_bytes, tiles).layout(operand.dtype)
+    return whole_linear(storage_elements(operand), operand.dtype, tiles)
 
 
 def storage_elements(operand: Operand) -> int:

@@ -7,7 +7,7 @@ tile of one IPU: bytes, or tile cycles (the six workers' round-robin already cou
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -89,18 +89,15 @@ class OpSpec:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Tensor arguments in order, lists flattened; ``Plan.input_layouts`` counts by this."""
-        operands: list[Operand] = []
+        return tuple(_operands_in((self.args, self.kwargs)))
 
-        def walk(value: Any) -> None:
-            if isinstance(value, Operand):
-                operands.append(value)
-            elif isinstance(value, tuple):
-                for item in value:
-                    walk(item)
 
-        walk(self.args)
-        walk(tuple(value for _, value in self.kwargs))
-        return tuple(operands)
+def _operands_in(argument: Any) -> Iterator[Operand]:
+    if isinstance(argument, Operand):
+        yield argument
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from _operands_in(item)
 
 
 @dataclass(frozen=True, slots=True)

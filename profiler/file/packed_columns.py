@@ -35,12 +35,8 @@ class WholeColumns:
 
     def add(self, record: type[Any], columns: list[Sequence[Any]]) -> None:
         """Add rows, column by column; None for an empty cell."""
-        self._parts.setdefault(record, []).append(
-            [
-                _part(column, cells)
-                for column, cells in zip(schema.columns(record), columns, strict=True)
-            ]
-        )
+        parts = [*map(_part, schema.columns(record), columns)]
+        self._parts.setdefault(record, []).append(parts)
 
     def store(self, connection: sqlite3.Connection) -> None:
         """Pack the columns of every large table of a finished profile."""
@@ -99,7 +95,9 @@ class WholeColumns:
 def _part(column: schema.Column, cells: Sequence[Any]) -> Part:
     if column.kind in ("str", "float"):
         return cells
-    return np.array([NO_VECTOR if cell is None else cell for cell in cells], dtype=np.int64)
+    if column.optional:
+        cells = [NO_VECTOR if cell is None else cell for cell in cells]
+    return np.array(cells, dtype=np.int64)
 
 
 def unpack(

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ import numpy as np
 from ipuscope.profiler.errors import ProfileError, ProfileTaken
 from ipuscope.profiler.file import codec, lock, packed_columns, records, schema, seal, sql_rows
 
+_MOST_VALUES = 999  # of a statement, in SQLite before 3.32
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
 _GONE = (
     "its directory was removed, replaced or made read-only while it was being written",
@@ -182,15 +184,23 @@ class ProfileWriter:
             self._whole.add(kind, columns[kind])
 
     def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
-        marks = ", ".join("?" * len(schema.columns(kind)))
-        self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
+        """Insert rows, many by each statement: SQLite takes a lock for every one."""
+        columns, left = len(schema.columns(kind)), iter(rows)
+        row = f"({', '.join('?' * columns)})"
+        batches = iter(lambda: list(islice(left, _MOST_VALUES // columns)), [])
+        for count, same in groupby(batches, key=len):
+            values = (tuple(chain.from_iterable(batch)) for batch in same)
+            insert = f"INSERT INTO {kind.table} VALUES {', '.join([row] * count)}"
+            self._connection.executemany(insert, values)
 
     def publish(self) -> Path:
         """Put what was added so far at ``path``, complete, in one rename; more rows may follow.
 
         The copy is on the disk before it replaces the old profile, so that even a power cut leaves
-        one of the two.
+        one of the two. What is there already is not written again.
         """
+        if self._published and self.path.is_file():
+            return self.path
         copy = self._copy
         with self._errors():
             try:

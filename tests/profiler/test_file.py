@@ -251,6 +251,10 @@ def test_publishing_again_replaces_the_profile_and_closing_leaves_only_it(tmp_pa
         )
         partial = open_report(writer.partial)
         assert (partial.options, partial.meta["complete"]) == ({"a": 1, "b": 2}, False)
+        inode = path.stat().st_ino
+        assert writer.publish().stat().st_ino == inode  # nothing was added
+        path.unlink()
+        assert writer.publish().is_file()
     assert [file.name for file in path.parent.iterdir()] == ["profile.pop"]
 
 

@@ -122,14 +122,14 @@ class FakeTensors:
         if id(tensor) not in self._of_state:
             copy = self._share(tensor) if id(tensor) in self.shapes else self.copy(tensor)
             if isinstance(tensor, torch.nn.Parameter):
-                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+                copy.requires_grad_(tensor.requires_grad)
+                copy._is_param = True  # as Parameter marks a subclass's, after a detach
             self._of_state[id(tensor)] = copy
         return self._of_state[id(tensor)]
 
     def _share(self, weight: torch.Tensor) -> torch.Tensor:
         """This rank's part of a weight (`ipu_exec.capture.sharding`)."""
-        with self.mode:
-            return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
+        return self.alike(torch.empty(self.shapes[id(weight)], dtype=weight.dtype, device="meta"))
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The same optimiser over the fake parameters, tensor by tensor, so each update is seen."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.base.once import Once
 from ipu_exec.compiler.emission import loops
 from ipu_exec.compiler.emission.loops import Loop
 from ipu_exec.lowering.plan import (
@@ -50,9 +51,9 @@ class Move:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a hundred thousand of them take a third of the time
 class ProgramStep:
-    """One step of a body. Vectors over tiles are shared with the plan they come from."""
+    """One step of a body, which nobody changes. Vectors over tiles are shared with its plan."""
 
     type: str  # of records.PROGRAM_TYPES
     name: str
@@ -233,12 +234,7 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
     if not step.cycles:
         return []
     return [
-        ProgramStep(
-            records.SYNC,
-            f"{step.name}/External",
-            EXTERNAL_SYNC_CYCLES,
-            purpose=Purpose.EXTERNAL_SYNC,
-        ),
+        external_sync(f"{step.name}/"),
         ProgramStep(
             records.GLOBAL_EXCHANGE,
             step.name,
@@ -249,11 +245,22 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
     ]
 
 
+def external_sync(name: str) -> ProgramStep:
+    """A sync with other IPUs, before what is called ``name``."""
+    purpose = Purpose.EXTERNAL_SYNC
+    return ProgramStep(records.SYNC, f"{name}External", EXTERNAL_SYNC_CYCLES, purpose=purpose)
+
+
 def stream_steps(
-    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
+    once: Once,
+    name: str,
+    cycles: int,
+    nbytes: np.ndarray,
+    purpose: Purpose,
+    moves: Sequence[Move],
 ) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy of ``nbytes`` a tile: docs/cycles.md#stream-copies."""
-    none = np.zeros_like(nbytes)
+    none = once(np.zeros, len(nbytes), np.int64)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
     tensor = the_one([move.storage for move in moves])
@@ -279,16 +286,22 @@ def the_one(tensors: Sequence[int]) -> int:
 
 
 def slice_step(
-    name: str, elements: np.ndarray, dtype: str, purpose: Purpose, tensor: int, op: int = -1
+    once: Once,
+    name: str,
+    elements: np.ndarray,
+    dtype: str,
+    purpose: Purpose,
+    tensor: int,
+    op: int = -1,
 ) -> ProgramStep:
     """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
     update = purpose is Purpose.STASH
     item = ITEM_BYTES[dtype]
-    cycles = dynamic_slice_cycles(elements, item)
+    cycles = once(dynamic_slice_cycles, elements, item)
     poplar = {4: "float", 2: "half", 1: "char"}[item]
     vertices = Vertices(
         f"popops::Dynamic{'Update' if update else ''}Slice1D<{poplar}>",
-        (elements > 0).astype(np.int64),
+        once(np.minimum, elements, 1),
     )
     return ProgramStep(
         records.ON_TILE_EXECUTE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipu_exec.base.once import added, total
 from ipu_exec.compiler.batch_norms import over_samples
 from ipu_exec.compiler.emission.bodies import Move, ProgramStep, the_one
 from ipu_exec.compiler.emission.body_builder import BodyBuilder
@@ -14,6 +15,7 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement.locations import grouping_of
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
+from ipu_exec.lowering.layouts import ceil_div
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
@@ -66,11 +68,8 @@ class Collectives:
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
-        self.graph, self.placement, self.machines = (
-            mapping.graph,
-            mapping.placement,
-            mapping.machines,
-        )
+        self.graph, self.placement = mapping.graph, mapping.placement
+        self.machines, self.once = mapping.machines, mapping.once
 
     def reduce(self, ipu: int) -> BodyBuilder | None:
         """All-reduce, or reduce-scatter for updates in parts, all gradients before the update."""
@@ -112,7 +111,7 @@ class Collectives:
         """
         for (members, stride), mine in self._rings(where).items():
             each = {s: self.mapping.bytes([s], where[s]) for s in mine}
-            nbytes = sum(each.values(), np.zeros(self.machines[body.ipu].target.tiles, np.int64))
+            nbytes = self.once(added, *each.values())
             if members == 1 or not nbytes.any():
                 continue
             if members < self.options.replicas or self.options.instances == 1:
@@ -139,7 +138,7 @@ class Collectives:
         if not statistics and op.forward_op >= 0:
             statistics = [v for v in self.graph.ops[op.forward_op].outputs[1:3] if v is not None]
         each = {s: self.mapping.bytes([s], stage) for s in map(self.mapping.storage, statistics)}
-        nbytes = sum(each.values(), np.zeros(self.machines[body.ipu].target.tiles, np.int64))
+        nbytes = self.once(added, *each.values())
         if not nbytes.any():
             return
         ring = Ring(Purpose.ALL_REDUCE, group, 1, 1, f" of statistics in groups of {group}")
@@ -162,16 +161,18 @@ class Collectives:
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
         shards = self.options.shards
         apart = shards << (self.placement.num_ipus - 1).bit_length()
-        round_it = -(-nbytes // ring.part)
+        once = self.once
+        round_it = once(ceil_div, nbytes, ring.part)
         cycles = ring_cycles(
             self.machines[ipu].target.links,
             ipu * shards,
             apart * ring.stride,
             ring.members,
-            int(round_it.sum()),
+            once(total, round_it),
             rounds,
         )
-        moved = rounds * round_it * (ring.members - 1) // ring.members
+        moved = once(np.multiply, round_it, rounds * (ring.members - 1))
+        moved = once(np.floor_divide, moved, ring.members)
         step = ring.purpose.title().replace("-", "") + ring.among
         if not ring.among and ring.members < self.options.replicas:
             step += f" in groups of {ring.members}"
@@ -180,11 +181,12 @@ class Collectives:
             name + step,
             cycles,
             bytes_in=moved,
-            bytes_out=moved.copy(),
+            bytes_out=moved,
             purpose=ring.purpose,
             tensor=the_one(list(each)),
             moves=tuple(
-                Move(s, int(-(-part // ring.part).sum()), ipu, ipu) for s, part in each.items()
+                Move(s, once(total, once(ceil_div, part, ring.part)), ipu, ipu)
+                for s, part in each.items()
             ),
         )
 

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from ipu_exec.compiler.emission.bodies import ProgramStep, ProgramTree, Use, slice_step
+from ipu_exec.compiler.emission.bodies import ProgramTree, Use, external_sync, slice_step
 from ipu_exec.compiler.emission.body_builder import BodyBuilder, OperatorSteps
 from ipu_exec.compiler.emission.collectives import Collectives
 from ipu_exec.compiler.emission.transfers import Transfers
@@ -26,9 +26,7 @@ from ipu_exec.compiler.placement.recompute import last_touch, sequence
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
-from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipuscope.profiler.enums import Direction, Purpose, Role
-from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
 
 
@@ -72,18 +70,9 @@ class _Emitter:
         if phased is not None:
             forwards = list(self._with_ends(phased, forwards))
             backwards = list(self._with_ends(phased, backwards))
-        order = [
-            *streams_in,
-            *self.transfers.over_io_tiles.bodies.values(),
-            *forwards,
-            *backwards,
-            *self._syncs(),
-            *streams_out,
-            *copies,
-            *reduces,
-            *updates,
-        ]
-        residency = self.residency
+        residency, beside = self.residency, self.transfers.over_io_tiles.bodies.values()
+        before = [*streams_in, *beside, *forwards, *backwards, *self._syncs()]
+        order = [*before, *streams_out, *copies, *reduces, *updates]
         return ProgramTree(
             tuple(body.build() for body in order if body is not None and body.steps),
             self.mapping.layouts,
@@ -135,11 +124,8 @@ class _Emitter:
             return []
         bodies = []
         for ipu in self.ipus:
-            step = ProgramStep(
-                records.SYNC, "External", EXTERNAL_SYNC_CYCLES, purpose=Purpose.EXTERNAL_SYNC
-            )
             name = f"IPU {ipu} external sync"
-            bodies.append(BodyBuilder(name, ipu, -1, schedule_types.SYNC, [step]))
+            bodies.append(BodyBuilder(name, ipu, -1, schedule_types.SYNC, [external_sync("")]))
         return bodies
 
     def _body(self, name: str, stage: int, task: int) -> BodyBuilder:
@@ -329,9 +315,10 @@ class _Emitter:
     def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
         """Copy a tensor to or from its stash slot: a dynamic update or slice on every tile."""
         stored = self.graph.storages[storage]
-        count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
+        once, nbytes = self.mapping.once, self.mapping.bytes([storage], stage)
+        count = once(np.floor_divide, nbytes, ITEM_BYTES[stored.dtype])
         name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)
-        body.steps.append(slice_step(name, count, stored.dtype, purpose, storage, maker))
+        body.steps.append(slice_step(once, name, count, stored.dtype, purpose, storage, maker))
         body.touch(storage, body.last, body.last)
 
 

@@ -89,7 +89,7 @@ class OverIoTiles:
         for storage in storages:
             body.touch(storage, first, body.last)
         beside = self._body(task, body)
-        beside.steps += stream_steps(name, cycles, lands, purpose, moves)
+        beside.steps += stream_steps(self.mapping.once, name, cycles, lands, purpose, moves)
         buffer = body.ipu, _BUFFER[task]
         self.filled[buffer] = max(self.filled.get(buffer, (0, 0)), (total, body.stage))
 
@@ -101,13 +101,8 @@ class OverIoTiles:
 
     def buffers(self) -> list[Use]:
         """What the I/O tiles of each IPU hold: the largest of the transfers that take turns."""
+        role = Role.STREAM_BUFFER
         return [
-            Use(
-                f"{what}/stream buffer",
-                Role.STREAM_BUFFER,
-                self.machines[ipu].on_io_tiles(total),
-                stage,
-                stage,
-            )
+            Use(f"{what}/stream buffer", role, self.machines[ipu].on_io_tiles(total), stage, stage)
             for (ipu, what), (total, stage) in self.filled.items()
         ]

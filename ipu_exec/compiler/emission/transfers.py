@@ -12,11 +12,13 @@ from math import ceil
 
 import numpy as np
 
+from ipu_exec.base.once import added, total
 from ipu_exec.compiler.emission.bodies import (
     OFF_CHIP,
     Move,
     ProgramStep,
     Use,
+    external_sync,
     program_steps,
     slice_step,
     stream_steps,
@@ -30,9 +32,10 @@ from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering.build import messages
+from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.operator_info import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
-from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
+from ipu_exec.machine import Machine
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
@@ -51,11 +54,8 @@ class Transfers:
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options, self.across = mapping, options, mapping.residency.across
-        self.graph, self.placement, self.machines = (
-            mapping.graph,
-            mapping.placement,
-            mapping.machines,
-        )
+        self.graph, self.placement = mapping.graph, mapping.placement
+        self.machines, self.once = mapping.machines, mapping.once
         self.over_io_tiles = OverIoTiles(mapping, options)
         self.in_parts = stored_in_parts(mapping.graph, options)  # of the IPUs that share tensors
         self.buffers: list[Use] = []  # of streams
@@ -112,11 +112,11 @@ class Transfers:
         tile_bytes = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(tile_bytes.sum()))
-            body.steps += stream_steps(names, cycles, lands, purpose, moves)
+            body.steps += stream_steps(self.once, names, cycles, lands, purpose, moves)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, tile_bytes, purpose, moves)
+        body.steps += stream_steps(self.once, names, cycles, tile_bytes, purpose, moves)
         for storage in storages:
             body.touch(storage, 0, body.last)
         return body
@@ -238,11 +238,11 @@ class Transfers:
         for move in moves:
             ends = move.source * self.options.shards, move.target * self.options.shards
             latency = max(latency, latency_cycles(target.links, *ends))
-            nbytes = int(self.mapping.bytes([move.storage], stage).sum())
+            nbytes = self.once(total, self.mapping.bytes([move.storage], stage))
             on_links += nbytes / link_rate(target.links, *ends)
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(latency + max(on_links, slowest_tile))
-        none = np.zeros_like(received)
+        none = self.once(np.zeros, len(received), np.int64)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
@@ -273,7 +273,8 @@ class Transfers:
             for move, pair in zip(moves, ends, strict=True)
         )
         storages = list(dict.fromkeys(move.storage for move in moves))
-        on_tiles, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
+        on_tiles = self.mapping.bytes(storages, stage)
+        none = self.once(np.zeros, len(on_tiles), np.int64)
         to_others = moves[0].source == body.ipu
         received, sent = (none, on_tiles) if to_others else (on_tiles, none)
         name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
@@ -317,19 +318,20 @@ class Transfers:
             return
         target = self.machines[body.ipu].target
         stored = {s: self._stored(s, stage) for s in storages}
-        nbytes = np.sum(list(stored.values()), axis=0)
+        nbytes = self.once(added, *stored.values())
         to_host = purpose is Purpose.REMOTE_STORE
         shared = [storage for storage in storages if storage in self.in_parts]
         if to_host:
             self._take_parts(shared, stage, body)
         ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
-        moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
-        cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
+        moves = [Move(s, self.once(total, part), *ends) for s, part in stored.items()]
+        seconds = self.once(total, nbytes) / target.streaming_bytes_per_second
+        cycles = ceil(seconds * target.clock_hz)
         if over_io_tiles:
             self.over_io_tiles.move(name, moves, nbytes, cycles, body, purpose)
         else:
             first = len(body.steps)
-            body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
+            body.steps += stream_steps(self.once, name, cycles, nbytes, purpose, moves)
             for storage in storages:
                 body.touch(storage, first, body.last)
         if not to_host:
@@ -341,15 +343,18 @@ class Transfers:
         if storage not in self.in_parts:
             return whole
         item = ITEM_BYTES[self.graph.storages[storage].dtype]
-        return -(-(whole // item) // self.options.shards) * item
+        elements = self.once(np.floor_divide, whole, item)
+        part = self.once(ceil_div, elements, self.options.shards)
+        return self.once(np.multiply, part, item)
 
     def _take_parts(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
         """Slice this IPU's parts out of tensors: its number says where each begins."""
         for storage in storages:
             item = self.graph.storages[storage]
-            count = self._stored(storage, stage) // ITEM_BYTES[item.dtype]
+            nbytes, purpose = self._stored(storage, stage), Purpose.SHARD
+            count = self.once(np.floor_divide, nbytes, ITEM_BYTES[item.dtype])
             name = f"{item.name}/part"
-            body.steps.append(slice_step(name, count, item.dtype, Purpose.SHARD, storage))
+            body.steps.append(slice_step(self.once, name, count, item.dtype, purpose, storage))
             body.touch(storage, body.last, body.last)
 
     def _gather_over_shards(
@@ -359,11 +364,10 @@ class Transfers:
         if not storages:
             return
         machine, shards = self.machines[body.ipu], self.options.shards
-        part = np.sum([self._stored(storage, stage) for storage in storages], axis=0)
-        moved = part * (shards - 1)
-        cycles = ring_cycles(
-            machine.target.links, body.ipu * shards, 1, shards, int(part.sum()) * shards, 1
-        )
+        part = self.once(added, *(self._stored(storage, stage) for storage in storages))
+        moved = self.once(np.multiply, part, shards - 1)
+        nbytes = self.once(total, part) * shards
+        cycles = ring_cycles(machine.target.links, body.ipu * shards, 1, shards, nbytes, 1)
         gathered = Collective("all_gather", moved, moved, cycles)
         body.steps += [
             replace(
@@ -396,12 +400,7 @@ def _over_links(
 ) -> list[ProgramStep]:
     """A sync with other IPUs, named after ``sync``, and an exchange of bytes of each tile."""
     return [
-        ProgramStep(
-            records.SYNC,
-            f"{sync}/External",
-            EXTERNAL_SYNC_CYCLES,
-            purpose=Purpose.EXTERNAL_SYNC,
-        ),
+        external_sync(f"{sync}/"),
         ProgramStep(
             records.GLOBAL_EXCHANGE,
             name,

@@ -149,9 +149,10 @@ class WeightUpdates:
             if storage.elements != elements or storage_id in self.residency.places.split:
                 continue
             if storage.role in _CHANGED:
-                count = self.mapping.machine.whole(shard.elements)
+                count, what = self.mapping.whole(shard.elements), Purpose.SHARD
                 name = f"{storage.name}/part"
-                body.steps.append(slice_step(name, count, storage.dtype, Purpose.SHARD, storage_id))
+                step = slice_step(shard.once, name, count, storage.dtype, what, storage_id)
+                body.steps.append(step)
                 parts[storage_id] = self.mapping.use_of_part(shard, storage_id, first, first)
             elif storage.role in _REDUCED:
                 since = first if self.mapping.reduced_late(storage_id) else 0

@@ -307,11 +307,7 @@ def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
     takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
     between = step.type == records.GLOBAL_EXCHANGE
     category = "globalExchangeCode" if between else "hostExchangeCode"
-    yield (
-        "exchange code",
-        category,
-        takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS,
-    )
+    yield "exchange code", category, takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
     if not between:
         headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
         yield "packet headers", "hostExchangePacketHeader", headers
@@ -324,7 +320,8 @@ class _Digests:
         self.outlined = outlined
         self._plans: dict[int, int] = {}
         self._parts: dict[int, int] = {}
-        self._keys: dict[tuple[Any, ...], tuple[int, ...]] = {}  # by plan, part, type and outline
+        # by plan, part, type and outline; of transfers by type, purpose, cycles and vectors
+        self._keys: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """A key that is equal for steps with the same code.
@@ -332,7 +329,8 @@ class _Digests:
         Such steps do the same on every tile, in operators of equal steps and ``__outline``.
         """
         if step.plan is None:
-            return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)
+            outlined = self.outlined and step.purpose in _OUTLINED
+            return self._transfer(step) if outlined else (id(step),)
         if id(step.plan) not in self._plans:
             parts = tuple(self._digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
@@ -347,17 +345,19 @@ class _Digests:
             )
         return self._keys[place]
 
+    def _transfer(self, step: ProgramStep) -> tuple[int, ...]:
+        """A key of a transfer: the bytes that each tile sends and receives, or its cycles."""
+        vectors = (step.bytes_in, step.bytes_out, step.tile_cycles)
+        place = step.type, step.purpose, step.cycles, *map(id, vectors)
+        if place not in self._keys:
+            contents = (b"" if one is None else one.tobytes() for one in vectors)
+            self._keys[place] = (hash((*place[:3], *contents)),)
+        return self._keys[place]
+
     def _digest(self, part: Step) -> int:
         if id(part) not in self._parts:
             self._parts[id(part)] = _digest(part)
         return self._parts[id(part)]
-
-
-def _transfer(step: ProgramStep) -> tuple[int, ...]:
-    """A key of a transfer: the bytes that each tile sends and receives, or its cycles."""
-    vectors = (step.bytes_in, step.bytes_out, step.tile_cycles)
-    contents = tuple(b"" if one is None else one.tobytes() for one in vectors)
-    return (hash((step.type, step.purpose, step.cycles, *contents)),)
 
 
 def _digest(step: Step) -> int:

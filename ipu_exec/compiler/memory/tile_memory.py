@@ -251,31 +251,19 @@ class _Maker:
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            part_bytes = self.machine.whole(part.bytes)
-            self.add(
-                storage.name,
-                "variable",
-                storage.role,
-                part_bytes,
-                **{**about, "op": self._owner_op(storage_id)},
-            )
-            for first, last in self.lifetimes.of(storage_id, stage):
-                self.add(
-                    f"{storage.name}/gathered",
-                    "variable",
-                    Role.TEMPORARY,
-                    nbytes,
-                    (first, last),
-                    **about,
-                )
+            own = {**about, "op": self._owner_op(storage_id)}
+            self.add(storage.name, "variable", storage.role, self.machine.whole(part.bytes), **own)
+            name = f"{storage.name}/gathered"
+            for interval in self.lifetimes.of(storage_id, stage):
+                self.add(name, "variable", Role.TEMPORARY, nbytes, interval, **about)
             return
         stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
             self.add(storage.name, "variable", storage.role, nbytes, **about)
             return
-        for first, last in self.lifetimes.of(storage_id, stage):
-            self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
+        for interval in self.lifetimes.of(storage_id, stage):
+            self.add(storage.name, "variable", storage.role, nbytes, interval, **about)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = closed_forms.stash_depth(len(self.placement.stages), stage)
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)

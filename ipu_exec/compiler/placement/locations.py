@@ -16,6 +16,7 @@ from math import prod
 
 import numpy as np
 
+from ipu_exec.base.once import Once, total
 from ipu_exec.base.replica_groups import Grouping, Groupings
 from ipu_exec.compiler.options import CompileOptions, Locations
 from ipu_exec.compiler.placement.place import Placement
@@ -24,6 +25,7 @@ from ipu_exec.compiler.placement.recompute import made_by
 from ipu_exec.errors import warn_once
 from ipu_exec.graph import Graph, OpNode, Storage
 from ipu_exec.lowering import info
+from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipuscope.profiler.enums import Direction, Role
 
@@ -40,28 +42,30 @@ class Shard:
     elements: np.ndarray  # over tiles
     key: tuple[object, ...]
     of_elements: int  # those of the whole tensor
+    once: Once = field(compare=False, repr=False)
 
     @classmethod
-    def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
+    def of(cls, weight: Storage, whole: Layout, replicas: int, once: Once) -> Shard:
         """One replica's part of ``weight``, over the tiles of its whole layout."""
-        elements = whole.bytes // ITEM_BYTES[weight.dtype]
+        elements = once(np.floor_divide, whole.bytes, ITEM_BYTES[weight.dtype])
         key = ("shard", 0, replicas, whole.key)
-        return cls(weight.id, whole, -(-elements // replicas), key, weight.elements)
+        part = once(ceil_div, elements, replicas)
+        return cls(weight.id, whole, part, key, weight.elements, once)
 
     def of_slice(self, elements: int) -> Shard:
         """One replica's part of a slice of so many elements (a serialised product's gradient)."""
-        share = -(-self.elements * elements // self.of_elements)
+        share = ceil_div(self.elements * elements, self.of_elements)
         key = (*self.key, elements) if elements < self.of_elements else self.key
         return replace(self, elements=share, key=key, of_elements=elements)
 
     @property
     def size(self) -> int:
         """Elements over all tiles."""
-        return int(self.elements.sum())
+        return self.once(total, self.elements)
 
     def layout(self, dtype: str) -> Layout:
         """The layout of the part, for elements of ``dtype``."""
-        return Layout(self.key, self.elements * ITEM_BYTES[dtype])
+        return Layout(self.key, self.once(np.multiply, self.elements, ITEM_BYTES[dtype]))
 
 
 def _runs_on_parts(op: OpNode) -> bool:

@@ -34,18 +34,10 @@ def target_row(executable: Executable) -> records.Target:
     """The machine, with all replicas; of the IPUs that share a stage's tensors one."""
     device, replicas = executable.target, executable.options.replicas
     ipus = executable.attached_ipus // executable.options.shards
-    return records.Target(
-        device.name,
-        device.architecture,
-        ipus * replicas,
-        replicas,
-        ipus,
-        device.tiles,
-        device.bytes_per_tile,
-        device.region0_bytes,
-        device.clock_hz,
-        device.workers,
-    )
+    counts = ipus * replicas, replicas, ipus
+    tile = device.tiles, device.bytes_per_tile, device.region0_bytes
+    rest = device.clock_hz, device.workers
+    return records.Target(device.name, device.architecture, *counts, *tile, *rest)
 
 
 def option_rows(executable: Executable) -> list[records.Option]:
@@ -71,18 +63,13 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
 
     def row(stage: int, ipu: int) -> records.Stage:
         again = tree.cycles(schedule_types.RECOMPUTE, stage)
-        return records.Stage(
-            stage,
-            ipu,
-            tree.cycles(schedule_types.FORWARD, stage),
-            again + tree.cycles(schedule_types.BACKWARD, stage),
-            again,
-            updates.get(stage, 0),
-            closed_forms.stash_depth(stages, stage) if stashes else 0,
-            total[stage, Role.STASH],
-            total[stage, Role.WEIGHT],
-            placement.cut_bytes(graph, stage, Direction.FORWARD),
-        )
+        forward = tree.cycles(schedule_types.FORWARD, stage)
+        backward = again + tree.cycles(schedule_types.BACKWARD, stage)
+        cycles = forward, backward, again, updates.get(stage, 0)
+        depth = closed_forms.stash_depth(stages, stage) if stashes else 0
+        nbytes = total[stage, Role.STASH], total[stage, Role.WEIGHT]
+        cut = placement.cut_bytes(graph, stage, Direction.FORWARD)
+        return records.Stage(stage, ipu, *cycles, depth, *nbytes, cut)
 
     return [row(stage, place.ipu) for stage, place in enumerate(placement.stages)]
 
@@ -197,17 +184,10 @@ class _Rows:
             )
             self.positions[body.ipu] += 1
             storages = self.executable.graph.storages
-            self.steps += [
-                records.MovedTensor(
-                    step_id,
-                    move.storage,
-                    storages[move.storage].name,
-                    move.source,
-                    move.target,
-                    move.bytes,
-                )
-                for move in step.moves
-            ]
+            for move in step.moves:
+                of = move.storage, storages[move.storage].name
+                ends = move.source, move.target
+                self.steps.append(records.MovedTensor(step_id, *of, *ends, move.bytes))
 
     def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 if none; one for steps of the same ``code``."""

@@ -200,17 +200,17 @@ def _finishing_cycles(
     cast = costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0
     cycles = partials / 4 + np.where(depth == 1, cast, 0)
     radices = amp.reduction_radices(machine.tiles)[depth]
-    elements, left = partials // unit.partial_bytes, depth
-    for stage, radix in enumerate(radices.T):
-        cycles += np.where((radix > 1) & (stage > 0), elements * unit.partial_bytes / 4, 0)
-        left = ceil_div(left, radix)
-        elements = ceil_div(elements, radix)
-        for out_bytes, here in ((unit.item_bytes, left == 1), (unit.partial_bytes, left > 1)):
-            cycles += amp.reduce_partials_cycles(
-                elements,
-                np.where(here, radix, 1),
-                unit.partial_bytes,
-                out_bytes,
-                machine.target.bytes_per_tile,
-            )
+    elements, left = partials // unit.partial_bytes, depth.copy()
+    for stage in range(radices.shape[1]):
+        adds = np.flatnonzero(radices[:, stage] > 1)
+        radix = radices[adds, stage]
+        if stage > 0:
+            cycles[adds] += elements[adds] * unit.partial_bytes / 4
+        left[adds] = ceil_div(left[adds], radix)
+        elements[adds] = ceil_div(elements[adds], radix)
+        last = left[adds] == 1
+        for out_bytes, here in ((unit.item_bytes, last), (unit.partial_bytes, ~last)):
+            at, tile_bytes = adds[here], machine.target.bytes_per_tile
+            sizes = unit.partial_bytes, out_bytes, tile_bytes
+            cycles[at] += amp.reduce_partials_cycles(elements[at], radix[here], *sizes)
     return cycles

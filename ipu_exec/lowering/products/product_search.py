@@ -148,6 +148,7 @@ def _parallel_splits(
     return [part[fits] for part in parts]
 
 
+@lru_cache(maxsize=4096)
 def divisions(extent: int, limit: int) -> Array:
     """Part counts worth trying: the smallest for each block size."""
     parts = np.arange(1, min(extent, limit) + 1, dtype=np.int64)

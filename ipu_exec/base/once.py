@@ -1,0 +1,44 @@
+"""What is computed of vectors over tiles, once for the same vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class Once:
+    """Remembers results by function and arguments, arrays by identity.
+
+    Equal layers share their vectors, and so everything that is made of them: a model of a hundred
+    layers has the vectors of one. The arrays that it returns are read-only.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[Any, ...], Any] = {}
+        self._given: list[Any] = []  # stays, so that no other array gets its id
+
+    def __call__(self, make: Callable[..., T], *given: Any) -> T:
+        """``make(*given)``; all but the arrays must be hashable."""
+        key = (make, *(id(one) if isinstance(one, np.ndarray) else one for one in given))
+        if key not in self._results:
+            result = make(*given)
+            if isinstance(result, np.ndarray):
+                result.setflags(write=False)
+            self._results[key] = result
+            self._given.append(given)
+        return cast(T, self._results[key])
+
+
+def added(*vectors: np.ndarray) -> np.ndarray:
+    """The sum of vectors, entry by entry."""
+    total: np.ndarray = np.sum(vectors, axis=0)
+    return total
+
+
+def total(vector: np.ndarray) -> int:
+    """The sum of its entries."""
+    return int(vector.sum())
