@@ -16,6 +16,9 @@ from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 from ipuscope.profiler.timeline.links import ring_cycles
 
+_GATHER = "_c10d_functional.all_gather_into_tensor"
+_SCATTER = "_c10d_functional.reduce_scatter_tensor"
+_TO_ALL = "_c10d_functional.all_to_all_single"
 describe("_c10d_functional.wait_tensor", view=True, popart_name="Identity")
 
 
@@ -31,29 +34,14 @@ def all_reduce(spec: OpSpec, machine: Machine) -> Plan:
     return _collective(spec, machine, rounds=2)
 
 
-@lowering(
-    "_c10d_functional.all_gather_into_tensor", makes_alike=True, popart_name="ReplicatedAllGather"
-)
-def all_gather(spec: OpSpec, machine: Machine) -> Plan:
-    """(t - 1) / t of the result comes from the others."""
-    return _collective(spec, machine, rounds=1)
+describe(_GATHER, makes_alike=True, popart_name="ReplicatedAllGather")
+describe(_SCATTER, makes_different=True, popart_name="ReplicatedReduceScatter")
+describe(_TO_ALL, makes_different=True, popart_name="ReplicatedAllToAll")
 
 
-@lowering(
-    "_c10d_functional.reduce_scatter_tensor",
-    makes_different=True,
-    popart_name="ReplicatedReduceScatter",
-)
-def reduce_scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(t - 1) / t of the operand goes to the others."""
-    return _collective(spec, machine, rounds=1)
-
-
-@lowering(
-    "_c10d_functional.all_to_all_single", makes_different=True, popart_name="ReplicatedAllToAll"
-)
-def all_to_all(spec: OpSpec, machine: Machine) -> Plan:
-    """Each sends a part to every other: (t - 1) / t of the operand, as a round of a ring does."""
+@lowering(_GATHER, _SCATTER, _TO_ALL)
+def one_round(spec: OpSpec, machine: Machine) -> Plan:
+    """(t - 1) / t of the larger of result and operand comes from the others, or goes to them."""
     return _collective(spec, machine, rounds=1)
 
 

@@ -441,22 +441,11 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
 
 
 @lowering(
-    "aten.scatter",
-    "aten.scatter_",
-    "aten.scatter_add",
-    "aten.scatter_add_",
-    "aten.scatter_reduce",
-    "aten.scatter_reduce_",
-    "aten.index_add",
-    "aten.index_add_",
-    "aten.index_copy",
-    "aten.index_copy_",
-    "aten.index_fill",
-    "aten.index_fill_",
-    "aten.index_reduce",
-    "aten.index_reduce_",
-    "aten.masked_scatter",
-    "aten.masked_scatter_",
+    *aten(
+        "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add "
+        "index_add_ index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ "
+        "masked_scatter masked_scatter_"
+    ),
 )
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
     """(input, dim, index, values): elements, or rows (index_add, index_copy, expanded index)."""

@@ -27,28 +27,11 @@ _FOREACH = {
     "copy": ("copy",),
 }
 # what a fused update does to each parameter, gradient at hand (weight decay included)
+_ADAM = ("scaled_add", "mul", "scaled_add", "sqrt", "add_scalar", "div", "scaled_add")
 _FUSED = {
     "sgd": ("scaled_add", "scaled_add", "scaled_add"),
-    "adam": (
-        "scaled_add",
-        "scaled_add",
-        "mul",
-        "scaled_add",
-        "sqrt",
-        "add_scalar",
-        "div",
-        "scaled_add",
-    ),
-    "adamw": (
-        "mul_scalar",
-        "scaled_add",
-        "mul",
-        "scaled_add",
-        "sqrt",
-        "add_scalar",
-        "div",
-        "scaled_add",
-    ),
+    "adam": ("scaled_add", *_ADAM),
+    "adamw": ("mul_scalar", *_ADAM),
     "adagrad": ("mul", "add_", "sqrt", "add_scalar", "div", "scaled_add"),
 }
 

@@ -268,22 +268,12 @@ def _pooling(
 
 
 @lowering(
-    "aten.max_pool2d_with_indices",
-    "aten.max_pool3d_with_indices",
-    "aten.max_pool1d_with_indices",
-    "aten.max_pool2d",
-    "aten.max_pool1d",
-    "aten.avg_pool1d",
-    "aten.avg_pool2d",
-    "aten.avg_pool3d",
-    "aten._adaptive_avg_pool2d",
-    "aten._adaptive_avg_pool3d",
-    "aten.adaptive_avg_pool1d",
-    "aten.adaptive_avg_pool2d",
-    "aten.adaptive_max_pool2d",
-    "aten.adaptive_max_pool3d",
-    "aten.fractional_max_pool2d",
-    "aten.fractional_max_pool3d",
+    *aten(
+        "max_pool2d_with_indices max_pool3d_with_indices max_pool1d_with_indices max_pool2d "
+        "max_pool1d avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool3d "
+        "fractional_max_pool2d fractional_max_pool3d"
+    ),
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Windows are sent to the planned tiles of their outputs."""
@@ -329,16 +319,12 @@ def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
 
 
 @lowering(
-    "aten.max_pool2d_with_indices_backward",
-    "aten.max_pool3d_with_indices_backward",
-    "aten.avg_pool2d_backward",
-    "aten.avg_pool3d_backward",
-    "aten._adaptive_avg_pool2d_backward",
-    "aten._adaptive_avg_pool3d_backward",
-    "aten.adaptive_max_pool2d_backward",
-    "aten.adaptive_max_pool3d_backward",
-    "aten.fractional_max_pool2d_backward",
-    "aten.fractional_max_pool3d_backward",
+    *aten(
+        "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
+        "avg_pool3d_backward _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward "
+        "adaptive_max_pool2d_backward adaptive_max_pool3d_backward fractional_max_pool2d_backward "
+        "fractional_max_pool3d_backward"
+    ),
     unread=unread_by_gradients,
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:

@@ -104,32 +104,12 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 @lowering(
-    "aten.repeat",
-    "aten.tile",
-    "aten.roll",
-    "aten.flip",
-    "aten.repeat_interleave",
-    "aten.rot90",
-    "aten.expand_copy",
-    "aten.slice_backward",
-    "aten.select_backward",
-    "aten.slice_scatter",
-    "aten.select_scatter",
-    "aten.permute_copy",
-    "aten.unfold_copy",
-    "aten.unfold_backward",
-    "aten.as_strided_scatter",
-    "aten.im2col",
-    "aten.col2im",
-    "aten.pixel_shuffle",
-    "aten.pixel_unshuffle",
-    "aten.channel_shuffle",
-    "aten.diagonal_backward",
-    "aten.transpose_copy",
-    "aten.t_copy",
-    "aten.slice_copy",
-    "aten.diag_embed",
-    "aten.constant_pad_nd_backward",
+    *aten(
+        "repeat tile roll flip repeat_interleave rot90 expand_copy slice_backward select_backward "
+        "slice_scatter select_scatter permute_copy unfold_copy unfold_backward as_strided_scatter "
+        "im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle diagonal_backward "
+        "transpose_copy t_copy slice_copy diag_embed constant_pad_nd_backward"
+    ),
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
     """Elements go to a linear result and are rearranged on the tile; those not written are zero."""
@@ -242,13 +222,7 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
 
 
 @lowering(
-    "aten.topk",
-    "aten.sort",
-    "aten.argsort",
-    "aten.kthvalue",
-    "aten.median",
-    "aten.nanmedian",
-    "aten.mode",
+    *aten("topk sort argsort kthvalue median nanmedian mode"),
 )
 def sort(spec: OpSpec, machine: Machine) -> Plan:
     """Compare-and-swap steps over all tiles, with an exchange before each."""
@@ -312,10 +286,7 @@ describe(
     view=True,
 )
 describe(
-    "aten.lift_fresh.default",
-    "aten._assert_async.msg",
-    "aten._local_scalar_dense.default",
-    "aten.promote_types.default",
+    *aten("lift_fresh.default _assert_async.msg _local_scalar_dense.default promote_types.default"),
     on_host=True,
 )
 describe(*aten("view _unsafe_view reshape"), popart_name="Reshape")

@@ -382,11 +382,7 @@ def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[W
 
 
 @lowering(
-    "aten.convolution",
-    "aten._convolution",
-    "aten.conv1d",
-    "aten.conv2d",
-    "aten.conv3d",
+    *aten("convolution _convolution conv1d conv2d conv3d"),
     convolution=True,
 )
 def convolution(spec: OpSpec, machine: Machine) -> Plan:

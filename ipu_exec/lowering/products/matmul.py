@@ -372,13 +372,7 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
 
 
 @lowering(
-    "aten.addmm",
-    "aten.baddbmm",
-    "aten.addmv",
-    "aten.addbmm",
-    "aten._addmm_activation",
-    "aten.addmm_",
-    "aten.baddbmm_",
+    *aten("addmm baddbmm addmv addbmm _addmm_activation addmm_ baddbmm_"),
 )
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
