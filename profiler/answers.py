@@ -69,13 +69,14 @@ def stored(function: Callable[[R], T]) -> Callable[[R], T]:
 
     @wraps(function)
     def answer(report: R) -> T:
-        return report.file.once(name, lambda: _answer(report, name, function))
+        return report.file.once(name, lambda: answer_of(report, name, function))
 
     STORED[name] = answer
     return answer
 
 
-def _answer(report: R, name: str, function: Callable[[R], T]) -> T:
+def answer_of(report: R, name: str, function: Callable[[R], T]) -> T:
+    """A function's answer, from the disk if it is stored there under this name, or stored then."""
     store, kind = _store_of(report), _hints(function)["return"]
     data = None if store is None else store.get(name)
     if data is not None:

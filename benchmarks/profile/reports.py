@@ -21,7 +21,7 @@ from pathlib import Path
 PROFILE, OUT = "PROFILE", "OUT"
 SQL = "SELECT ipu, count(*), sum(cycles) FROM program_steps GROUP BY ipu"
 REPORTS = (
-    *((name, PROFILE) for name in ("summary", "insights", "advise", "why", "stages", "pipeline")),
+    *((name, PROFILE) for name in ("summary", "insights", "advise", "why", "stages")),
     *((name, PROFILE) for name in ("pipeline", "pod", "memory", "tile", "liveness", "ops")),
     *((name, PROFILE) for name in ("program", "variables", "rebalance", "whatif", "doctor")),
     ("compare", PROFILE, PROFILE),
@@ -31,6 +31,10 @@ REPORTS = (
 WANTED = 2.0  # times the demo's
 TIMES = 3
 TITLE = "## What reports take"
+
+
+class Refused(RuntimeError):
+    """A report that a profile has no answer for, with its first sentence."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,27 @@ def _one(report: Sequence[str], path: Path, cache: str) -> Taken:
         command,
         env=environment,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    assert process.stderr is not None
+    with process.stderr:
+        words = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for just now
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+        said = words.partition("error: ")[2].strip() or f"it ended with {process.returncode}"
+        raise Refused(said.replace(f"{path} ", "it ").partition(". ")[0])
     return Taken(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
 
 
 def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
     """Lines of the page: a row a report, the profiles side by side, the smallest first."""
     from ipuscope.profiler import open_report
+    from ipuscope.profiler.analysis import shards_of
 
-    ipus = {name: open_report(path).target.num_ipus for name, path in profiles.items()}
+    opened = {name: open_report(path) for name, path in profiles.items()}
+    ipus = {name: one.target.num_ipus * shards_of(one) for name, one in opened.items()}
     names = sorted(profiles, key=ipus.__getitem__)
     small, large = names[0], names[-1]
     heads = [f"{name}, {ipus[name]} IPUs" for name in names]
@@ -109,12 +120,25 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",
         f"| --- |{' ---: |' * (len(names) + 2)}",
     ]
+    reasons = dict[str, list[str]]()
     for report in REPORTS:
-        times_taken = {name: taken(report, profiles[name], times) for name in names}
-        cells = [str(one) for one in times_taken.values()]
-        ratio = times_taken[large].seconds / max(1e-9, times_taken[small].seconds)
-        exponent = math.log(ratio) / math.log(ipus[large] / ipus[small])
-        said = f"**{ratio:.2f}**" if ratio > WANTED else f"{ratio:.2f}"
-        lines.append(f"| `{report[0]}` | {' | '.join(cells)} | {said} | {exponent:.2f} |")
+        seconds, cells = dict[str, float](), list[str]()
+        for name in names:
+            try:
+                one = taken(report, profiles[name], times)
+            except Refused as error:
+                reasons.setdefault(f"{name}: {error}.", []).append(f"`{report[0]}`")
+                cells.append("-")
+            else:
+                seconds[name] = one.seconds
+                cells.append(str(one))
+        both = "- | -"
+        if small in seconds and large in seconds:
+            ratio = seconds[large] / max(1e-9, seconds[small])
+            exponent = math.log(ratio) / math.log(ipus[large] / ipus[small])
+            both = f"{f'**{ratio:.2f}**' if ratio > WANTED else f'{ratio:.2f}'} | {exponent:.2f}"
+        lines.append(f"| `{report[0]}` | {' | '.join(cells)} | {both} |")
         print(lines[-1], file=sys.stderr, flush=True)
+    for why, which in reasons.items():
+        lines += ["", f"No answer of {' and '.join(which)} for {why}"]
     return [*lines, ""]

@@ -34,6 +34,7 @@ from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.search.returning_stages import back_home
+from ipuscope.profiler.answers import answer_of
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import listed
@@ -113,10 +114,15 @@ def advise(report: Report, allowed: Allowed = KEEP) -> Advised:
 
 
 def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
-    """`advise` for a profile that was already read; computed once for the report."""
+    """`advise` for a profile that was already read; computed once for the report, and stored."""
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, allowed)
-    return basis.report.file.once(f"advice with {allowed}", lambda: _advise_on(basis, allowed))
+    name = f"{__name__}.advice-{allowed.half:d}-{allowed.samples}"
+
+    def answer(report: Report) -> Advised:
+        return _advise_on(basis, allowed)
+
+    return basis.report.file.once(name, lambda: answer_of(basis.report, name, answer))
 
 
 @in_one_thread
@@ -249,7 +255,12 @@ def _splits(basis: Basis, levers: Levers) -> Iterator[Levers]:
     costs, present = basis.costs_with(levers), basis.present
     if not levers.replicas:
         yield from (replace(levers, split=one) for one in back_home(costs, present))
-    best = _of_a_plan(basis, levers) if len(set(present.ipus)) <= _FEW_STAGES else None
+    if len(set(present.ipus)) > _FEW_STAGES:
+        return
+    key = replace(levers, split=None, replicas=0), _samples(basis, levers)
+    if key not in basis.plans:
+        basis.plans[key] = _of_a_plan(basis, *key)
+    best = basis.plans[key]
     if best is None:
         return
     mapping, split = best.mapping, assignment_of(best.mapping, costs)
@@ -261,17 +272,18 @@ def _splits(basis: Basis, levers: Levers) -> Iterator[Levers]:
         yield replace(levers, split=split)
 
 
-def _of_a_plan(basis: Basis, levers: Levers) -> Candidate | None:
+def _of_a_plan(basis: Basis, levers: Levers, samples: int) -> Candidate | None:
     """What the search of ``ipu-run --plan`` finds on as many IPUs, by the costs with the levers.
 
-    Replicas, splits and the accumulation that follows, at the samples of the levers.
+    Replicas, splits and the accumulation that follows, at so many samples.
     """
-    costs = basis.costs_with(replace(levers, split=None, replicas=0))
+    if basis.plans.get("levers") != levers:  # else of other samples: these costs have answers
+        basis.plans.update({"levers": levers, "costs": basis.costs_with(levers)})
+    costs: Costs = basis.plans["costs"]
     size, shards = costs.samples // max(1, costs.replicas), costs.machine.shards
     in_parts = costs.replicas if STATES[2] in (basis.state, levers.state) else 0
     key = Key(shards, size, in_parts=in_parts, accumulates=costs.micro_batches > 1)
     fixed = {} if costs.choices else {RECOMPUTE: costs.recompute, STATE: costs.offload}
-    samples = _samples(basis, levers)
     if not size or samples % size:
         return None
     question = Question(

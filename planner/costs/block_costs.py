@@ -25,7 +25,7 @@ _MOST_KEPT = 8  # sets of `BlockCosts.tables`
 # what these do not depend on, or say in their keys, and the memory, which has them
 _BESIDE = {
     *("micro_batches", "samples", "replicas", "reduce", "rings", "too_full"),
-    *("machine", "memory"),
+    *("machine", "memory", "streams"),
 }
 
 

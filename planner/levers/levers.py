@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,12 +62,13 @@ class Basis:
     costs: Costs
     surely: bool = False
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
-    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
-    _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
-    _too_full: list[int] = field(default_factory=list, repr=False, init=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False)
+    _totals: dict[Levers, int] = field(default_factory=dict, repr=False)
+    _too_full: list[int] = field(default_factory=list, repr=False)
     _parts: dict[tuple[int, int], tuple[BlockMemory, Costs]] = field(
-        default_factory=dict, repr=False, init=False
+        default_factory=dict, repr=False
     )
+    plans: dict[object, Any] = field(default_factory=dict, repr=False)  # found for levers
 
     @classmethod
     def of(cls, report: Report) -> Basis:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.predict.what_if import Assignment
 
 STATES = ("on-chip", "off-chip", "in-parts")
 

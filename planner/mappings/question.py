@@ -7,8 +7,6 @@ from collections.abc import Mapping as Values
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipuscope.planner.levers.settings import divisors
-
 OBJECTIVES = ("throughput", "latency", "fewest-ipus")
 RECOMPUTE, STATE, PARTS = "recompute", "state", "rts"
 _YES_NO = {"yes": True, "no": False}
@@ -99,6 +97,8 @@ def parse_seconds(text: str) -> float:
 
 def usual_micro_batches(own: int, batch: int) -> tuple[int, ...]:
     """Every micro-batch that divides the samples of a weight update, nearest to its own first."""
+    from ipuscope.planner.levers.settings import divisors
+
     return tuple(sorted(divisors(batch), key=lambda size: (abs(math.log(size / own)), size)))
 
 

@@ -206,7 +206,8 @@ def _memory(
 
     An exact table serves for smaller tiles too, one that leaves room for larger ones.
     """
-    key, limit = ("interval_memory", choice, in_company), costs.machine.bytes_per_tile
+    limit = costs.machine.bytes_per_tile
+    key = "interval_memory", choice, in_company, costs.machine.region0_bytes
     least_enough = INFINITE if enough is None else enough
     for exact in (False, True):
         cached = costs.tables.get((*key, exact), (0, 0, 0, None))
@@ -220,7 +221,8 @@ def _memory(
         if width > cached_width:
             full = table is not None and bool((table.used[:, -1] >= FULL).all())
             wider = len(costs) if full else 2 * cached_width
-            wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
+            wide = max(width + width // 6, wider, _LEAST_WIDTH)
+            wide = wide if 3 * wide < len(costs) else len(costs)
         table = interval_memory(costs, wide, choice, enough, in_company)
         serves = (INFINITE, with_margin(limit)) if table.exact else (least_enough, limit)
         costs.tables[(*key, table.exact)] = wide, *serves, table

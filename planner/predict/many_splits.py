@@ -7,7 +7,7 @@ distinct pipeline cycles are computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -112,7 +112,7 @@ class _Turn:
     def __init__(self, costs: Costs, splits: ManySplits, micro_batches: int) -> None:
         self.costs, self.splits, self.micro_batches = costs, splits, micro_batches
         self.first, self.last = splits.starts, splits.last(len(costs))
-        self.ipus = np.array(splits.ipus)
+        self.ipus, self._stages = np.array(splits.ipus), dict[int, np.ndarray]()
         self.num_ipus = int(self.ipus.max()) + 1
         self.forward, self.backward = self._stage_cycles()
         streams = costs.streams
@@ -219,7 +219,9 @@ class _Turn:
         return np.where(behind, tensor.nbytes, 0)
 
     def _stage_of(self, block: int) -> np.ndarray:
-        return np.count_nonzero(self.first <= block, axis=1) - 1
+        if block not in self._stages:
+            self._stages[block] = np.count_nonzero(self.first <= block, axis=1) - 1
+        return self._stages[block]
 
     # -- the pipeline ---
 
@@ -247,24 +249,23 @@ class _Turn:
         cycles = np.arange(shown + depth - 1)
         forward = _active(cycles, np.arange(stages), shown)
         backward = _active(cycles, 2 * (stages - 1) - np.arange(stages), shown)
-        load = self._on_ipus(forward, self.forward)
-        if costs.training:
-            load += self._on_ipus(backward, self.backward)
-        begin = self._on_ipus(forward, self.stream_in)
         outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
-        finish = self._on_ipus(forward, outputs)
         none = np.zeros_like(forward[:1])
-        earliest, latest = (
-            forward & (cycles == 0)[:, None],
-            forward & (cycles == cycles[-1])[:, None],
-        )
+        ends = (0, cycles[-1])
+        earliest, latest = (forward & (cycles == one)[:, None] for one in ends)
         behind = np.vstack([latest[-1:] if costs.streams.across else none, forward[:-1]])
-        beside = self._on_ipus(np.vstack([forward[1:], none]), self.load)
-        beside += self._on_ipus(behind, self.unload)
-        length = self._met(begin, np.maximum(load, beside), finish)
+        before = np.vstack([forward[1:], none])
+        work = [(forward, self.forward), *([(backward, self.backward)] * costs.training)]
+        beside = [(before, self.load), (behind, self.unload)]
+        groups, length = np.array(self._groups()), np.zeros((1, 1), dtype=np.int64)
+        for one in set(groups.tolist()):  # until all its IPUs have met and their outputs are out
+            ipus = np.flatnonzero(groups == one).tolist()
+            busy = np.maximum(self._longest(ipus, *work), self._longest(ipus, *beside))
+            begin = self._longest(ipus, (forward, self.stream_in))
+            length = np.maximum(length, begin + busy + self._longest(ipus, (forward, outputs)))
         if not costs.streams.across:
-            length += self._on_ipus(earliest, self.load).max(axis=2)
-            length += self._on_ipus(latest, self.unload).max(axis=2)
+            length += self._longest(range(self.num_ipus), (earliest, self.load))
+            length += self._longest(range(self.num_ipus), (latest, self.unload))
         more = self.micro_batches - shown
         middle = length[:, len(cycles) // 2]
         every = closed_forms.pipeline_cycles(stages, self.micro_batches, costs.training)
@@ -279,19 +280,18 @@ class _Turn:
                 spent[:, :, ipu] += cycles[:, k, None] * active[None, :, k]
         return spent
 
-    def _met(self, begin: np.ndarray, work: np.ndarray, finish: np.ndarray) -> np.ndarray:
-        """Cycles until all IPUs have met and their outputs are out, without sync and copies."""
-        group = self._groups()
-        if len(set(group)) == 1:
-            together: np.ndarray = begin.max(axis=2) + work.max(axis=2) + finish.max(axis=2)
-            return together
-        slowest = []
-        for one in set(group):
-            here = np.flatnonzero(np.array(group) == one)
-            longest = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
-            slowest.append(sum(longest))
-        met: np.ndarray = np.max(slowest, axis=0)
-        return met
+    def _longest(self, ipus: Iterable[int], *spent: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """The most that one of the IPUs takes for its active stages: int64[split, cycle].
+
+        ``spent``: whether each stage is active, bool[cycle, stage], and its cycles.
+        """
+        longest = np.zeros((len(self.first), len(spent[0][0])), dtype=np.int64)
+        some = [one for one in spent if one[1].any()]
+        for ipu in ipus if some else ():
+            mine = [k for k, other in enumerate(self.splits.ipus) if other == ipu]
+            of_ipu = sum(taken[:, k, None] * active[:, k] for active, taken in some for k in mine)
+            np.maximum(longest, of_ipu, out=longest)
+        return longest
 
     def _groups(self) -> tuple[int, ...]:
         sync = self.costs.streams.sync

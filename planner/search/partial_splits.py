@@ -40,6 +40,7 @@ MOST_APART = 400_000  # ways x stages up to which none need go on as one
 _WAYS = 1_000  # kept at a time at the least
 _CELLS = 4_000_000  # of way x stage x Block that are looked at where some go on as one
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
+_AT_A_TIME = 1_000  # of them, the most promising first
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
 
@@ -309,8 +310,12 @@ class Search:
         floor = int(ways.bound.min(initial=below)) if merged else below
         tried = _TRIED if self.apart else _TRIED_SHARING
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
-        better = self._least_of(self._splits(rows, steps), least)
-        return replace(better, bound=min(better.total, floor))
+        size = max(1, len(rows)) if self.costs.streams.across else _AT_A_TIME
+        for at in range(0, len(rows), size):
+            if ways.bound[rows[at]] >= least.total:
+                break
+            least = self._least_of(self._splits(rows[at : at + size], steps), least)
+        return replace(least, bound=min(least.total, floor))
 
     def _splits(self, rows: np.ndarray, steps: list[tuple[np.ndarray, ...]]) -> ManySplits:
         """The splits of these rows of the last of ``steps``: of the ways after each stage.

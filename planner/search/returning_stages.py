@@ -88,7 +88,7 @@ class _Search:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
         # whether an IPU holds stages does not depend on how long a search lets them be
-        key = "fit together", costs.machine.bytes_per_tile
+        key = "fit together", costs.machine.bytes_per_tile, costs.machine.region0_bytes
         self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.tables.setdefault(
             key, {}
         )

@@ -56,8 +56,7 @@ def _with_more(costs: Costs, search: Callable[[Costs], Split], share: float) -> 
     every = [replace(roomy, too_full=_surely_too_full(costs))]
     if costs.memory.region0.may_be_beyond(costs.machine):  # where code ends counts, not the tile
         machine = replace(roomy.machine, region0_bytes=roomy.machine.region0_bytes + more)
-        # tables of the memory are of the machine's regions
-        every.append(replace(every[0], machine=machine, memory=replace(costs.memory)))
+        every.append(replace(every[0], machine=machine))
     for one in every:
         with suppress(ValueError):
             split = search(one)

@@ -26,7 +26,7 @@ from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import Tasks
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import first_ones, frame_of, summed
+from ipuscope.profiler.report.frames import first_ones, frame_of, ranges_of, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,18 +228,23 @@ def spent_by_step(
     none), its cycles, and how often it runs. The last step of a piece lasts until it ends. Columns
     as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
     """
-    bodies = report.sequence.bodies_in_row
-    piece, entry, cycles = _unrolled(bodies, body, length)
-    step, steps = _same_step(bodies, entry)
+    own = report.file.once("distinct steps", lambda: _distinct(report.sequence.bodies_in_row))
+    steps = len(own.entry) + 1  # the last: of no body
+    count = np.append(own.count, 1)[body]
+    piece = np.repeat(np.arange(len(body)), count)
+    step = ranges_of(np.append(own.first, steps - 1)[body], count)
+    cycles, runs = np.append(own.cycles, 0)[step], np.append(own.runs, 1)[step]
+    last = np.flatnonzero(step == np.append(own.last, steps - 1)[body[piece]])  # one a piece
+    cycles[last] += length - np.append(own.start_of_last, 0)[body]
     key = phase[piece] * steps + step
     size = (int(phase.max(initial=0)) + 1) * steps
     first = np.full(size, -1)
     first[key[::-1]] = np.arange(len(key))[::-1]
     rows = np.sort(first[first >= 0])
     totals = np.zeros((2, size), dtype=np.int64)
-    np.add.at(totals[0], key, times[piece])
+    np.add.at(totals[0], key, runs * times[piece])
     np.add.at(totals[1], key, cycles * times[piece])
-    about = _named(report, entry[rows], named)
+    about = _named(report, np.append(own.entry, -1)[step[rows]], named)
     return {
         "phase": np.array(_PHASES, dtype=object)[phase[piece[rows]]],
         "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
@@ -249,39 +254,47 @@ def spent_by_step(
     }
 
 
-def _unrolled(
-    bodies: Bodies, body: np.ndarray, length: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces by step: piece, entry of ``bodies`` (-1: none), cycles."""
-    count = np.where(body >= 0, np.append(bodies.count, 1)[body], 1)
-    piece = np.repeat(np.arange(len(body)), count)
-    within = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
-    entry = np.where(body[piece] >= 0, np.append(bodies.first, 0)[body[piece]] + within, -1)
-    start = np.append(bodies.start, 0)[entry]
-    last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
-    stop = np.where(last, length[piece], np.append(start[1:], 0)[: len(start)])
-    return piece, entry, stop - start
+@dataclass(frozen=True, slots=True)
+class _Distinct:
+    """The distinct steps of each body, in the order in which they first come; loops repeat them.
 
-
-def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
-    """A number for each entry, the same if a body runs the same step; and a bound of the numbers.
-
-    Loops run steps several times. Numbers are below the bound, not all of them used.
+    Steps of body b: ``first[b]``, ``count[b]`` of them. Of a step: its first ``entry`` of `Bodies`,
+    how often its body ``runs`` it, and for how many ``cycles``, without the body's last entry: that
+    is one of step ``last[b]``, begins at ``start_of_last[b]`` and lasts until the task ends.
     """
-    chosen = np.unique(np.searchsorted(bodies.first, entry[entry >= 0], side="right") - 1)
-    count = bodies.count[chosen]
-    begin = np.cumsum(count) - count
-    every = np.repeat(bodies.first[chosen] - begin, count) + np.arange(int(count.sum()))
-    body, step = np.repeat(np.arange(len(chosen)), count), bodies.step[every]
-    number = np.arange(len(every))
+
+    first: np.ndarray
+    count: np.ndarray
+    entry: np.ndarray
+    runs: np.ndarray
+    cycles: np.ndarray
+    last: np.ndarray
+    start_of_last: np.ndarray
+
+
+def _distinct(bodies: Bodies) -> _Distinct:
+    body, step = np.repeat(np.arange(len(bodies.first)), bodies.count), bodies.step
+    first_like = np.arange(len(step))
     follow = (step[1:] > step[:-1]) | (body[1:] != body[:-1])
     if not follow.all():  # some come again, or in another order
         keys = body * (int(step.max(initial=0)) + 2) + step
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-        number = first[which]
-    of_entries = np.full(len(bodies.step) + 1, len(every))  # the last: of no entry
-    of_entries[every] = number
-    return of_entries[entry], len(every) + 1
+        first_like = first[which]
+    is_first = first_like == np.arange(len(step))
+    of_entry = (np.cumsum(is_first) - 1)[first_like]
+    last = bodies.first + bodies.count - 1
+    cycles = np.append(bodies.start[1:], 0)[: len(step)] - bodies.start
+    cycles[last] = 0
+    entry, first = np.flatnonzero(is_first), of_entry[bodies.first]
+    return _Distinct(
+        first,
+        np.diff(np.append(first, len(entry))),
+        entry,
+        np.bincount(of_entry, minlength=len(entry)),
+        summed(cycles, of_entry, len(entry)),
+        of_entry[last],
+        bodies.start[last],
+    )
 
 
 def _named(report: Report, entry: np.ndarray, named: bool) -> dict[str, np.ndarray]:

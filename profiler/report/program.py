@@ -10,11 +10,7 @@ from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.columns import Columns, among
 from ipuscope.profiler.file.trace import Bodies
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.report.frames import (
-    frame_of,
-    looked_up,
-    texts_of,
-)
+from ipuscope.profiler.report.frames import depth_first, frame_of, looked_up, texts_of
 from ipuscope.profiler.report.tables import ProfileFile
 
 if TYPE_CHECKING:
@@ -110,6 +106,16 @@ class ProgramSequence:
             none = "" if name == "direction" else -1
             return looked_up(step["body"], body["id"], body[name], none)
         return step["id" if name == "step" else name]
+
+    @cached_property
+    def tree(self) -> np.ndarray:
+        """Rows of the program tree, depth-first. Raises `ProfileError` if it is not a tree."""
+        columns = self.file.table(records.Program)
+        order = depth_first(columns["id"], columns["parent"], columns["position"])
+        if order is None:
+            wrong = "the program tree has a cycle or a parent that is not there"
+            raise self.file.reader.damaged(wrong)
+        return order
 
     @cached_property
     def _program_order(self) -> np.ndarray | None:

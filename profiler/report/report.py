@@ -20,7 +20,6 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report.frames import (
     bounds_of,
     columns_without,
-    depth_first,
     frame_of,
     frame_of_rows,
     looked_up,
@@ -169,11 +168,7 @@ class Report:
     @cached_property
     def program(self) -> pd.DataFrame:
         """The program tree, depth-first. Raises `ProfileError` if it is not a tree."""
-        columns = self.file.table(records.Program)
-        order = depth_first(columns["id"], columns["parent"], columns["position"])
-        if order is None:
-            wrong = "the program tree has a cycle or a parent that is not there"
-            raise self.file.reader.damaged(wrong)
+        columns, order = self.file.table(records.Program), self.sequence.tree
         return frame_of({name: values[order] for name, values in columns.items()})
 
     @cached_property

@@ -22,6 +22,7 @@ from ipuscope.profiler.timeline.merged_bodies import Merged, merged
 
 Ipus = Sequence[int] | np.ndarray
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
+_TASKS_AT_ONCE = 500  # whose steps are unrolled together
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
 
@@ -187,23 +188,25 @@ class Trace:
         spent = np.zeros((self.file.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
             return spent
-        distinct, times = trace.distinct(tasks)
-        slices = self.slices(distinct)
-        task, step = slices.task, slices.step
         body, steps = self.file.table(records.Body), self.sequence.columns
         number = {kind: at for at, kind in enumerate(records.KINDS)}
         of_step = np.array([number.get(kind, -1) for kind in self.sequence.kinds], dtype=np.int64)
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )
-        whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
-        own = of_body[distinct.body[task]]
-        row = self.rows_or_damaged(step, steps["id"], "a body has the step")
-        theirs = of_step[row] if len(of_step) else own
-        kind = np.where(whole | (step < 0), own, theirs)
-        cycles = (slices.end - slices.start) * times[task]
-        own = kind >= 0
-        np.add.at(spent, (distinct.ipu[task][own], kind[own]), cycles[own])
+        every, times_of_every = trace.distinct(tasks)
+        for some in np.array_split(np.arange(len(every)), -(-len(every) // _TASKS_AT_ONCE)):
+            distinct, times = every.where(some), times_of_every[some]
+            slices = self.slices(distinct)
+            task, step = slices.task, slices.step
+            whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
+            own = of_body[distinct.body[task]]
+            row = self.rows_or_damaged(step, steps["id"], "a body has the step")
+            theirs = of_step[row] if len(of_step) else own
+            kind = np.where(whole | (step < 0), own, theirs)
+            cycles = (slices.end - slices.start) * times[task]
+            own = kind >= 0
+            np.add.at(spent, (distinct.ipu[task][own], kind[own]), cycles[own])
         return spent
 
     def schedule(self) -> tuple[Tasks, trace.Slices, np.ndarray] | None:

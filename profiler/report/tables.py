@@ -213,6 +213,10 @@ class ProfileFile:
                 self._columns[record] = Columns(self.reader, record, check, self._lock)
             return self._columns[record]
 
+    def check(self, record: type[Any]) -> None:
+        """Read all of a table, with its checks, and keep nothing of it."""
+        Columns(self.reader, record, self._check(record), self._lock).read()
+
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""
         return self.over_tiles([id])[id]

@@ -79,9 +79,16 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
 
 
 def _tables(report: Report) -> str:
-    names = ("program", "bodies", "variables", "options", "blocks", "ops", "runs")
-    rows = {name: len(getattr(report, name)) for name in names}
-    empty = [name for name in names[:3] if not rows[name]]
+    from ipuscope.profiler.file import records
+
+    rows = {
+        "program": len(report.sequence.tree),
+        "bodies": len(report.bodies),
+        "variables": report.file.table(records.Variable).rows,
+    }
+    for name in ("Program", "Variable", "Option", "Block", "Op", "Run"):
+        report.file.check(getattr(records, name))
+    empty = [name for name, number in rows.items() if not number]
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
@@ -105,12 +112,15 @@ def _packed(report: Report, every_row: bool) -> str:
 
 def _rows(report: Report) -> str:
     """Read everything with `ipuscope.profiler.file.integrity`: reading is the check."""
-    from ipuscope.profiler.file import records
+    from ipuscope.profiler.file import integrity, records
+    from ipuscope.profiler.report.program import VECTORS_OF_STEPS
 
     if report.meta["complete"]:
         for record in records.STORED:
-            report.file.table(record).read()
-    report.program_steps()
+            report.file.check(record)
+    for name in VECTORS_OF_STEPS:
+        sums, _, _ = report.sequence.sums_of_steps(report.sequence.steps_in_order(name))
+        report.file.sound(integrity.of_sums("program_steps", sums))
     for run in report.runs["run"].tolist():
         report.cycle_proportions(run)  # reads the steps of each body that ran
     return ""
@@ -159,10 +169,12 @@ def _overflow(report: Report) -> str:
 def _time(report: Report) -> str:
     from ipuscope.profiler.file import records
 
+    beside = report.file.table(records.Body).equals("kind", records.BESIDE)
     for run in report.runs["run"].tolist():
-        every = report.tasks(run, iteration=0)  # the others repeat it
-        for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
-            wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
+        every = report.trace.tasks(run, None, 0)  # the others repeat it
+        for ipu in sorted({*every.ipu.tolist()}):
+            tasks = every.where((every.ipu == ipu) & ~beside[every.body])
+            wrong = tasks.start[1:] != tasks.end[:-1]
             if wrong.any():
                 return f"run {run}, IPU {ipu}: {int(wrong.sum())} gaps or overlaps"
     return ""

@@ -243,7 +243,7 @@ def test_together_is_never_slower_than_a_lever_alone(uneven: Report, seed: int) 
         ),
         measured=False,
     )
-    advised = advise_on(replace(basis, costs=changed, _estimates={}))
+    advised = advise_on(Basis(basis.report, changed))
     assert advised.together is not None
     assert advised.together.samples_per_second >= advised.single[0].samples_per_second
     assert any(one.levers.split is not None for one in (advised.together, *advised.single))
@@ -264,7 +264,7 @@ def test_the_training_stays_as_it_is_unless_something_is_allowed(report: Report)
 
 def test_a_micro_batch_is_traded_against_accumulation(report: Report) -> None:
     basis = basis_of(report)
-    many = replace(basis, costs=replace(basis.costs, micro_batches=16), _estimates={})
+    many = Basis(basis.report, replace(basis.costs, micro_batches=16))
     samples = basis.micro_batch * 16
     cuts = [one.levers for one in advise_on(many).single if one.levers.micro_batch]
     assert cuts and all(one.micro_batch * one.micro_batches == samples for one in cuts)
@@ -273,7 +273,7 @@ def test_a_micro_batch_is_traded_against_accumulation(report: Report) -> None:
 
 def test_micro_batches_that_are_not_priced_are_named(report: Report) -> None:
     basis = basis_of(report)
-    many = replace(basis, costs=replace(basis.costs, micro_batches=16), _estimates={})
+    many = Basis(basis.report, replace(basis.costs, micro_batches=16))
     assert not advise(report).notes
     (note,) = advise_on(many).notes
     assert note.startswith(f"A micro-batch of {16 * basis.micro_batch:,} is ")
@@ -331,7 +331,7 @@ def test_memory_decides_with_speed(report: Report) -> None:
     # so much that the present is too close to call, and any more does not fit
     filler = int((1 + ABOVE) * machine.bytes_per_tile) - 30_000
     full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
-    tight = replace(basis, costs=replace(full, measured=False), _estimates={})
+    tight = Basis(basis.report, replace(full, measured=False))
     assert max((one.levers.micro_batch for one in advise_on(tight, free).single), default=0) < most
 
 
@@ -342,7 +342,7 @@ def test_beside_a_setting_that_may_not_fit_stands_the_best_that_surely_does(repo
     assert largest.surely and best.surely is None
     # just within the error of an estimate there, which is 12 % of a tile
     small = basis.costs.with_tile_bytes(int(largest.fullest / 0.88) - 8)
-    advised = advise_on(replace(basis, costs=small, _estimates={}), free)
+    advised = advise_on(Basis(basis.report, small), free)
     first, second = (one for one in advised.single if one.levers.pulled == ("micro_batch",))
     assert not first.surely and second.surely
     assert first.samples_per_second > second.samples_per_second
