@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.search.split_search import one_an_ipu, returning
 from ipuscope.profiler.confidence import likely
 from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 
@@ -21,9 +24,15 @@ _WORK = (Direction.FORWARD, Direction.BACKWARD)
 _EXCHANGED = ("exchange", "sync")
 
 
+_MOST_KNOWN = 8  # results of compiles that a worker keeps, each with its tables of memory
+
+
 @dataclass(frozen=True)
 class Priced:
-    """The results of one compile."""
+    """The results of one compile.
+
+    What another process gets twice is one object there: `Costs.tables` are made once in each.
+    """
 
     key: Key
     costs: Costs
@@ -43,6 +52,25 @@ class Priced:
             int(ops["flops"][ops["direction"].isin(_WORK)].sum()),
             likely(report),
         )
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Priced], tuple[bytes]]:
+        return _received, (self._sent,)
+
+    @cached_property
+    def _sent(self) -> bytes:
+        values = tuple(getattr(self, one.name) for one in fields(self))
+        return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
+
+
+_known = dict[bytes, Priced]()  # the newest last
+
+
+def _received(sent: bytes) -> Priced:
+    priced = _known.pop(sent, None) or Priced(*pickle.loads(sent))
+    for oldest in [*_known][: 1 - _MOST_KNOWN]:
+        del _known[oldest]
+    _known[sent] = priced
+    return priced
 
 
 def _exchanged(report: Report) -> float:

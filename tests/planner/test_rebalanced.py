@@ -6,6 +6,7 @@ compile that a plan begins with.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +20,8 @@ from ipuscope.planner.mappings import Key, Mapping, Obtained, Question
 from ipuscope.planner.mappings.compile_search import plan
 from ipuscope.planner.mappings.engine import Settled
 from ipuscope.planner.mappings.mapping_search import best_of, one_by_one, predicted
-from ipuscope.planner.mappings.priced import Priced
-from ipuscope.planner.search.split_search import quickest
+from ipuscope.planner.mappings.priced import Place, Priced
+from ipuscope.planner.search.split_search import best_split, quickest
 from tests.planner.rebalance.cases import random_case
 
 KEY = Key()
@@ -113,3 +114,19 @@ def test_a_plan_a_rebalance_and_an_advice_find_one_split_by_equal_costs(seed: in
         assert answer is not None
         assert answer.samples_per_second == pytest.approx(best.samples_per_second, rel=1e-9)
     assert answer.cycles == quickest(costs).prediction.total
+
+
+def test_a_worker_makes_the_tables_of_a_compile_once() -> None:
+    """Each of its tasks gets the same costs there; what came long ago is dropped."""
+    random = np.random.default_rng(1)
+    every = [Priced(KEY, random_case(random, IPUS).with_tile_bytes(1 << 40)) for _ in range(10)]
+
+    def place(priced: Priced, replicas: int) -> Place:
+        return Place(pickle.loads(pickle.dumps(priced)), (0, 1), replicas, 8)
+
+    for priced in every:
+        here = place(priced, 1).costs
+        split, wanted = best_split(here, 2), best_split(Place(priced, (0, 1), 1, 8).costs, 2)
+        assert split.prediction.assignment == wanted.prediction.assignment
+        assert place(priced, 2).costs.tables is here.tables and here.tables
+    assert not place(every[0], 1).costs.tables and place(every[-1], 1).costs.tables
