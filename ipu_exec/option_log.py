@@ -161,18 +161,11 @@ def _log(name: str, value: Any) -> None:
 
 def _named(options: Options) -> Iterator[tuple[str, Any]]:
     """The settings, by the names under which PopTorch passes them on."""
-    for name in (
-        "replication_factor",
-        "device_iterations",
-        "output_mode",
-        "output_return_period",
-        "connection_type",
-        "sync_pattern",
-        "auto_round_num_ipus",
-        "input_group_size",
-        "broadcast_buffers",
-        "log_dir",
-    ):
+    names = (
+        "replication_factor device_iterations output_mode output_return_period connection_type"
+        " sync_pattern auto_round_num_ipus input_group_size broadcast_buffers log_dir"
+    )
+    for name in names.split():
         yield name, options.toDict()[name]
     yield "input_cgt", options.input_group_type.value
     for name in ("random_seed", "ipu_id", "max_repeat_logs"):

@@ -141,19 +141,8 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
         Column("free", "free KiB", kibibytes),
         Column("total", "extent\nKiB", kibibytes),
     )
-    names = (
-        "ipu",
-        "fullest_tile",
-        "total",
-        "peak",
-        "always_live",
-        "peak_step",
-        "free",
-        "overflow",
-        "share",
-        "tiles_over",
-    )
-    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    names = "ipu fullest_tile total peak always_live peak_step free overflow share tiles_over"
+    frame = pd.DataFrame(rows, columns=pd.Index(names.split()))
     few = each or len(frame) <= alike.FEW
     return Table(
         "memory",
