@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,14 +23,14 @@ class Once:
 
     def __call__(self, make: Callable[..., T], *given: Any) -> T:
         """``make(*given)``; all but the arrays must be hashable."""
-        key = (make, *(id(one) if isinstance(one, np.ndarray) else one for one in given))
-        if key not in self._results:
-            result = make(*given)
+        key = (make, *[id(one) if isinstance(one, np.ndarray) else one for one in given])
+        result: T | None = self._results.get(key)
+        if result is None:
+            result = self._results[key] = make(*given)
+            self._given.append(given)
             if isinstance(result, np.ndarray):
                 result.setflags(write=False)
-            self._results[key] = result
-            self._given.append(given)
-        return cast(T, self._results[key])
+        return result
 
 
 def added(*vectors: np.ndarray) -> np.ndarray:

@@ -204,6 +204,8 @@ def _finishing_cycles(
     for stage in range(radices.shape[1]):
         adds = np.flatnonzero(radices[:, stage] > 1)
         radix = radices[adds, stage]
+        if not len(adds):
+            break
         if stage > 0:
             cycles[adds] += elements[adds] * unit.partial_bytes / 4
         left[adds] = ceil_div(left[adds], radix)
