@@ -7,7 +7,6 @@ from typing import Any
 from ipu_exec.lightning.library import Library
 from ipu_exec.options import Options
 
-_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 # Hooks that run on the host around what is one program on an IPU.
 _BESIDE = (
     "backward",

@@ -272,13 +272,12 @@ class _Turn:
         total: np.ndarray = length.sum(axis=1) + more * middle + every * self._overhead()
         return total
 
-    def _on_ipus(self, active: np.ndarray, cycles: np.ndarray) -> np.ndarray:
-        """Cycles of each active stage, on its IPU: int64[split, cycle, IPU]."""
-        spent = np.zeros((len(cycles), len(active), self.num_ipus), dtype=np.int64)
-        if cycles.any():
-            for k, ipu in enumerate(self.splits.ipus):
-                spent[:, :, ipu] += cycles[:, k, None] * active[None, :, k]
-        return spent
+    def _on_ipus(self, of_stages: np.ndarray) -> np.ndarray:
+        """Cycles, or bytes, of stages on their IPUs: int64[split, IPU]."""
+        sums = np.zeros((len(of_stages), self.num_ipus), dtype=np.int64)
+        for k, ipu in enumerate(self.splits.ipus):
+            sums[:, ipu] += of_stages[:, k]
+        return sums
 
     def _longest(self, ipus: Iterable[int], *spent: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         """The most that one of the IPUs takes for its active stages: int64[split, cycle].
@@ -304,12 +303,7 @@ class _Turn:
     def _sharded(self) -> np.ndarray:
         """Cycles as in `schedules.sharded`."""
         costs, stages, ipus = self.costs, self.first.shape[1], self.splits.ipus
-        every = np.ones((1, stages), dtype=bool)
-
-        def on_ipus(cycles: np.ndarray) -> np.ndarray:
-            return self._on_ipus(every, cycles)[:, 0]
-
-        before = on_ipus(self.stream_in)
+        before = self._on_ipus(self.stream_in)
         outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
         begin, overhead = before.max(axis=1), self._overhead()
         group = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
@@ -323,10 +317,10 @@ class _Turn:
                 at = np.maximum(at, begin) + overhead
             at = at + cycles
             previous = k
-        load, unload = on_ipus(self.load), on_ipus(self.unload)
+        load, unload = self._on_ipus(self.load), self._on_ipus(self.unload)
         count, across = self.micro_batches, costs.streams.across
         done = np.maximum(at, begin)
-        after = on_ipus(outputs).max(axis=1)
+        after = self._on_ipus(outputs).max(axis=1)
         total = np.zeros(len(at), dtype=np.int64)
         # The first, the last, and those between, which are alike.
         kinds = [(0, 1)] if count == 1 else [(0, 1), (1, count - 2), (count - 1, 1)]
@@ -355,19 +349,16 @@ class _Turn:
         if not costs.training:
             update = np.zeros_like(update)
         once = self.stream_out if costs.streams.out_once else np.zeros_like(self.stream_out)
-        every = np.ones((1, self.first.shape[1]), dtype=bool)
-        on_ipus = self._on_ipus(every, update)[:, 0]
-        longest = on_ipus.max(axis=1)
-        leaves = self._on_ipus(every, once)[:, 0].max(axis=1)
+        longest, leaves = self._on_ipus(update).max(axis=1), self._on_ipus(once).max(axis=1)
         any_of_it = (longest > 0) | (leaves > 0)
-        return np.where(any_of_it, self._reduce(every, on_ipus.shape[1]), 0) + longest + leaves
+        return np.where(any_of_it, self._reduce(), 0) + longest + leaves
 
-    def _reduce(self, every: np.ndarray, ipus: int) -> np.ndarray | int:
+    def _reduce(self) -> np.ndarray | int:
         """The longest exchange of gradients, between replicas and IPUs, for each split."""
         costs = self.costs
         if costs.rings is None:
-            return costs.least_reduce(ipus)
-        nbytes = self._on_ipus(every, self._sums(costs.gradients))[:, 0]
+            return costs.least_reduce(self.num_ipus)
+        nbytes = self._on_ipus(self._sums(costs.gradients))
         longest: np.ndarray = costs.reduces(nbytes).max(axis=1)
         return longest
 

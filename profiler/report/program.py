@@ -16,15 +16,6 @@ from ipuscope.profiler.report.tables import ProfileFile
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns of steps that are read together.
-_FRAME_OF_STEPS = (
-    *("id", "ipu", "position", "program", "body", "op", "type", "name", "cycles"),
-    *("tile_cycles", "bytes_in", "bytes_out", "purpose", "tensor"),
-)
-_STEPS_IN_ORDER = (
-    *("step", "ipu", "position", "name", "type", "kind", "purpose", "tensor", "direction"),
-    *("stage", "block", "op", "cycles", "program"),
-)
 _BODY_STEPS = (
     *("body", "task", "ipu", "stage", "direction", "step", "kind", "op", "tensor", "purpose"),
     *("name", "start"),
