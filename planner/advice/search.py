@@ -35,6 +35,7 @@ from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.search.returning_stages import back_home
 from ipuscope.profiler.answers import answer_of
+from ipuscope.profiler.provenance import LIGHTNING, Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import listed
@@ -149,11 +150,15 @@ def _notes(basis: Basis) -> Iterator[str]:
     sizes = not_priced(basis)
     if sizes:
         sizes.sort(key=lambda size: abs(log2(size / basis.micro_batch)))
+        size, count = min(sizes), basis.micro_batch * basis.costs.micro_batches // min(sizes)
+        joins = Provenance.of(basis.report).trainer == LIGHTNING and size < basis.micro_batch
+        how = argument(Levers(micro_batch=size, micro_batches=count))
+        how = f"--with {how}; --tune only joins the loader's batches" if joins else "--tune"
         these, are = ("Micro-batches", "are") if len(sizes) > 1 else ("A micro-batch", "is")
         yield (
             f"{these} of {listed([f'{size:,}' for size in sizes], _NAMED)} {are} more than"
             f" {RATIOS[-1]:g} times off the profile's {basis.micro_batch:,}, too far to be"
-            " estimated: only a compile tells (ipu-run --tune)."
+            f" estimated: only a compile tells (ipu-run {how})."
         )
 
 

@@ -9,11 +9,12 @@ import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ipuscope.planner import advice
-from ipuscope.planner.advice import Advised, Basis, Levers, predicted
+from ipuscope.planner.advice import Advised, Basis, Levers, predicted, search
 from ipuscope.planner.levers.script_lines import LINE, in_lightning, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
@@ -154,6 +155,20 @@ def test_a_long_list_of_stages_is_laid_out_and_is_python(profile: Path) -> None:
     assert max(map(len, statement.splitlines())) <= LINE
     ast.parse(statement)
     assert re.findall(r"'([^']+)'", statement) == list(names)
+
+
+@pytest.mark.parametrize("trainer", ["", "lightning"])
+def test_a_loaders_batches_are_cut_by_no_tune(trainer: str) -> None:
+    """A Trainer joins them: a micro-batch below the profile's takes another batch_size."""
+    basis: Any = SimpleNamespace(
+        one_size="",
+        micro_batch=16,
+        costs=SimpleNamespace(micro_batches=4),
+        report=SimpleNamespace(meta={"made": {"trainer": trainer}}),
+    )
+    (note,) = search._notes(basis)
+    how = "--with micro-batch=1,micro-batches=64; --tune only joins the loader's batches"
+    assert note.endswith(f"(ipu-run {how if trainer else '--tune'}).")
 
 
 def test_lightnings_scripts_get_its_own_options() -> None:
