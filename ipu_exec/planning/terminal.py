@@ -16,7 +16,7 @@ from ipuscope.planner.levers.script_lines import overlap_lines
 from ipuscope.planner.mappings import Candidate, Plan
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
-from ipuscope.planner.mappings.plan_words import kib, latency, table
+from ipuscope.planner.mappings.plan_words import asked, kib, latency, table
 from ipuscope.planner.mappings.search_state import News
 from ipuscope.profiler.units import count, folded, per_second
 from ipuscope.waiting import waiting
@@ -51,11 +51,8 @@ def progress() -> Iterator[Callable[[News], None]]:
 
 def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     """The best mappings, where the time of each goes, and why the first is the best."""
-    question = plan.question
-    console.print(
-        f"[bold]{plan.model or 'The model'} on {count(question.ipus, 'IPU')}[/],"
-        f" {question.global_batch:,} samples a {question.turn}, for {question.objective}"
-    )
+    where = f"[bold]{plan.model or 'The model'} on {count(plan.question.ipus, 'IPU')}[/]"
+    console.print(f"{where}, {asked(plan)}")
     console.print(_mappings(plan, plan.candidates[:rows]))
     console.print(_times(plan.candidates[:rows]))
     verified = [one for one in plan.candidates if one.obtained is not None]

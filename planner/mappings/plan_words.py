@@ -63,6 +63,13 @@ def _row(rank: int, candidate: Candidate) -> dict[str, object]:
     }
 
 
+def asked(plan: Plan) -> str:
+    """What the plan is for: ``32 samples a weight update, for throughput, with half``."""
+    question, pulled = plan.question, plan.levers.replace(",", ", ")
+    words = f"{question.global_batch:,} samples a {question.turn}, for {question.objective}"
+    return f"{words}, with {pulled}" if pulled else words
+
+
 def why(plan: Plan) -> Iterable[str]:
     """Sentences about the first candidate: its gain over others, and what is proven."""
     best = plan.best

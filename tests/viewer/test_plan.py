@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ipuscope.planner.mappings.plan_file import save
-from ipuscope.viewer.pages.runs import beside, command_of, facts_of
+from ipuscope.viewer.pages.runs import beside, command_of, facts_of, lead
 from ipuscope.viewer.plan_app import create_plan_app
 from tests.planner.test_plan_file import plan
 from tools.screenshots import serving
@@ -21,6 +22,10 @@ def test_the_best_is_run_by_its_file_and_others_are_planned_with_their_numbers()
     words = command_of(the_plan, other, "plan.json")
     assert words.startswith("ipu-run --plan 4 --global-batch 64 --micro-batches 4")
     assert "--proportions 0.2 --fix t=1 --fix p=2 --fix r=2 --fix rts=no" in words
+    halved = replace(the_plan, levers="half,overlap")
+    assert lead(halved).startswith("64 samples a weight update, for throughput, with half, overlap")
+    assert " --with half,overlap train.py" in command_of(halved, best, "plan.json")
+    assert command_of(halved, other, "plan.json").endswith("--with half,overlap train.py")
 
 
 def test_the_app_answers() -> None:

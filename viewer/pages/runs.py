@@ -19,7 +19,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.planner.mappings import Candidate, Mapping, Plan, PlanError, load
 from ipuscope.planner.mappings.plan import SHARES
-from ipuscope.planner.mappings.plan_words import latency, table
+from ipuscope.planner.mappings.plan_words import asked, latency, table
 from ipuscope.profiler.analysis.runs import runs, settings_of
 from ipuscope.profiler.units import per_second
 from ipuscope.viewer.figures import bars as figures
@@ -248,11 +248,8 @@ def mappings(plan: Plan) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def lead(plan: Plan) -> str:
     """What was asked, and how much was looked at."""
-    question = plan.question
-    return (
-        f"{question.global_batch:,} samples a {question.turn}, for {question.objective}:"
-        f" {len(plan.candidates)} mappings from {plan.compiles + plan.cached} compiles"
-    )
+    compiles = plan.compiles + plan.cached
+    return f"{asked(plan)}: {len(plan.candidates)} mappings from {compiles} compiles"
 
 
 def why(plan: Plan) -> Any:
@@ -333,7 +330,8 @@ def _cycles(one: Candidate) -> str:
 
 def command_of(plan: Plan, one: Candidate, path: str) -> str:
     """The command that runs the best candidate, or that plans another with its numbers fixed."""
-    script = plan.command or "SCRIPT"
+    pulled = f"--with {shlex.quote(plan.levers)} " if plan.levers else ""
+    script = f"{pulled}{plan.command or 'SCRIPT'}"
     if one == plan.best:
         return f"ipu-run --placement {shlex.quote(path)} {script}"
     mapping, batch = one.mapping, plan.question.global_batch
