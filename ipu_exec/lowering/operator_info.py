@@ -92,8 +92,10 @@ def describe(*aten_names: str, **facts: Any) -> None:
     """
     for name in aten_names:
         _INFOS[name] = replace(info(name), **facts)
+        info.cache_clear()
 
 
+@cache
 def info(aten_name: str) -> OperatorInfo:
     """The facts of an operator; of one that nobody described none holds."""
     return _INFOS.get(aten_name) or _INFOS.get(packet(aten_name)) or _UNKNOWN

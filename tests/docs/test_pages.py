@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_the_readmes_model_trains_and_its_profile_answers(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lowerings registered in a test are gone after it, and the page's operator is not ours."""
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
     monkeypatch.setattr(operator_info, "_INFOS", dict(operator_info._INFOS))
@@ -109,6 +110,8 @@ def own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("hypot" in name for name in registry.registered()), (
         "the page adds an operator that is there"
     )
+    yield
+    operator_info.info.cache_clear()
 
 
 def probe_passes(monkeypatch: pytest.MonkeyPatch) -> None:

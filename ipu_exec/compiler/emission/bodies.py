@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -348,8 +348,12 @@ def widened(plan: Plan, machine: Machine) -> Plan:
 
 def step_name(op: str, step: str) -> str:
     """``layer/addmm`` and ``addmm/reduce`` make ``layer/addmm/reduce``."""
-    short = op.rpartition("/")[2]
+    return op + _behind(op.rpartition("/")[2], step)
+
+
+@lru_cache(maxsize=1 << 14)
+def _behind(short: str, step: str) -> str:
     head, _, rest = step.partition("/")
     if short == head or short.startswith(head + "_"):
-        return f"{op}/{rest}" if rest else op
-    return f"{op}/{step}"
+        return f"/{rest}" if rest else ""
+    return f"/{step}"

@@ -77,16 +77,9 @@ class BodyBuilder:
 
     def build(self) -> Body:
         """The finished body."""
-        return Body(
-            self.name,
-            self.ipu,
-            self.stage,
-            self.task,
-            tuple(self.steps),
-            tuple(self.temporaries),
-            self.touched,
-            tuple(self.loops),
-        )
+        where = self.name, self.ipu, self.stage, self.task
+        temporaries, loops = tuple(self.temporaries), tuple(self.loops)
+        return Body(*where, tuple(self.steps), temporaries, self.touched, loops)
 
 
 # -- The steps of operators in the bodies of a program, and the cycles that each operator takes ---
@@ -116,11 +109,10 @@ class OperatorSteps:
         once = emission.of_plan
         starts: list[int] = []  # position of the first step of each part
         ends: list[int] = []  # and of the last
-        for part, part_name, steps in zip(once.parts, once.names, emission.steps, strict=True):
+        for part, steps in zip(once.parts, emission.steps, strict=True):
             starts.append(len(body.steps))
             for one in steps:
-                # a sync is named after the exchange that it precedes
-                name = step_name(op.name, part_name + one.name[len(plan.steps[part].name) :])
+                name = step_name(op.name, one.name)
                 body.steps.append(one.in_operator(op.id, name, plan, part))
             ends.append(len(body.steps) - 1)
         body.loops += [
@@ -136,24 +128,20 @@ class OperatorSteps:
             if output is not None:
                 body.touch(self.mapping.storage(output), ends[-1], ends[-1])
         for temporary in once.temporaries:
-            body.hold(
-                Use(
-                    step_name(op.name, temporary.name),
-                    Role.TEMPORARY,
-                    temporary.bytes,
-                    ends[temporary.first],
-                    ends[temporary.last],
-                    op.id,
-                    interleaved=temporary.interleaved,
-                    becomes_result=temporary.becomes_result,
-                )
-            )
+            name = step_name(op.name, temporary.name)
+            span = ends[temporary.first], ends[temporary.last]
+            flags = temporary.interleaved, temporary.becomes_result
+            body.hold(Use(name, Role.TEMPORARY, temporary.bytes, *span, op.id, *flags))
 
     def _emission(self, plan: Plan) -> _Emission:
         if id(plan) not in self._emissions:
             target = self.mapping.machine.target.name
             once = emitted(plan)
-            steps = [program_steps(plan.steps[part], target) for part in once.parts]
+            steps = [
+                # a sync is named after the exchange that it precedes
+                program_steps(replace(plan.steps[part], name=name), target)
+                for part, name in zip(once.parts, once.names, strict=True)
+            ]
             cycles = [sum(step.cycles for step in some) for some in steps]
             self._emissions[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
         return self._emissions[id(plan)]

@@ -111,9 +111,11 @@ def test_a_table_of_other_words_is_none() -> None:
 
 
 @pytest.fixture
-def own_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(operator_info, "_INFOS", dict(operator_info._INFOS))
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
+    yield
+    info.cache_clear()
 
 
 @pytest.mark.usefixtures("own_facts")
