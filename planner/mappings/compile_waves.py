@@ -292,7 +292,7 @@ def _promising(state: State) -> list[tuple[float, Key]]:
         (priced, replicas)
         for key, priced in state.priced.items()
         if not key.in_parts and priced.costs.memory.state.any()
-        for replicas in _several_replicas(priced, state.question)
+        for replicas in sorted({one.replicas for one in places(priced, state.question)} - {1})
         if replace(key, in_parts=replicas) not in state.tried
     ]
     _bound_in_parts(state, in_parts)
@@ -302,10 +302,6 @@ def _promising(state: State) -> list[tuple[float, Key]]:
         if state.best is None or rate > state.best.rate * 1.001:
             promising.append((rate, replace(priced.key, in_parts=replicas)))
     return sorted(promising, reverse=True)
-
-
-def _several_replicas(priced: Priced, question: Question) -> list[int]:
-    return sorted({place.replicas for place in places(priced, question)} - {1})
 
 
 def _bound_in_parts(state: State, wanted: Sequence[tuple[Priced, int]]) -> None:

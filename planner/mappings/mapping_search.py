@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.planner.search.split_search import Split, best_split, fewest_stages, quickest
 from ipuscope.planner.search.split_search import at_least as cycles_at_least
 from ipuscope.planner.search.what_fits import or_close, quicker_if_it_fits
-from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import schedule_types
 
 _ENDLESS = 1 << 40  # bytes of a tile
@@ -328,14 +328,7 @@ class _TooFew:
         self._priced, self._question = priced, question
         self._tied = len(priced.costs.cuts.ties) > 0
         self._numbers: set[int] = set()
-
-    @cached_property
-    def _fewest(self) -> int:
-        return self._fewest_stages(in_company=False)
-
-    @cached_property
-    def _fewest_tied(self) -> int:
-        return self._fewest_stages(in_company=True)
+        self._fewest = cache(self._fewest_stages)  # by whether they are in company
 
     def _fewest_stages(self, in_company: bool) -> int:
         some = places(self._priced, self._question)
@@ -348,8 +341,8 @@ class _TooFew:
         """Whether this place has too few."""
         pipeline = place.pipeline
         if self._tied and len(place.ipus) != pipeline:
-            return len(place.ipus) < self._fewest_tied
-        return pipeline < self._fewest or pipeline in self._numbers
+            return len(place.ipus) < self._fewest(True)
+        return pipeline < self._fewest(False) or pipeline in self._numbers
 
     def add(self, place: Place) -> None:
         """Record that nothing fits this place."""

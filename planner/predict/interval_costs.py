@@ -7,7 +7,7 @@ finds the least maximum exactly for any cost of (stage, first Block, last Block)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -141,8 +141,8 @@ class IntervalCosts:
             (self.ipus.count(i) == 1, bool(p)) for i, p in zip(self.ipus, self.passed, strict=True)
         }:
             memories = self.memory if once else self.in_company
-            if not passed:
-                memories = tuple(one.without_passing for one in memories)
+            if not passed:  # other stages may be on the IPUs between which weights travel
+                memories = tuple(replace(one, passing=0 * one.passing) for one in memories)
             deepest = [np.where(inside, one.deepest(limit), -1) for one in memories]
             for (first, last, choice), *others in self.costs.too_full if once else ():
                 if not others and choice in self.choices:

@@ -68,11 +68,6 @@ class IntervalMemory:
         most = max(self.used[at], self.passing[at]) if passed else self.used[at]
         return int(max(most + stash, self.gapped[at]))
 
-    @property
-    def without_passing(self) -> IntervalMemory:
-        """The same where other stages may be on the IPUs between which weights travel."""
-        return replace(self, passing=np.zeros_like(self.passing))
-
     def narrowed(self, width: int) -> IntervalMemory:
         """Of stages of at most ``width`` Blocks."""
         tables = (getattr(self, name)[:, :width] for name in _TABLES)

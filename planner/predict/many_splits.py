@@ -17,7 +17,7 @@ from ipuscope.planner.costs.cuts import Shared
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.predict.what_if import Assignment, counted_micro_batches, what_if
 from ipuscope.profiler.timeline import closed_forms
 
 _CELLS = 200_000  # of split x pipeline cycle x IPU, at a time
@@ -91,12 +91,6 @@ def cycles_of_starts(costs: Costs, like: Assignment, starts: np.ndarray) -> np.n
     number = {choice: at for at, choice in enumerate(dict.fromkeys(chosen))}
     which = np.broadcast_to([number[choice] for choice in chosen], starts.shape)
     return total_cycles(costs, ManySplits(starts, which, like.ipus, tuple(number)))
-
-
-def counted_micro_batches(costs: Costs, stages: int) -> int:
-    """Number of micro-batches in `what_if`: at least as many as the pipeline needs."""
-    least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
-    return max(costs.micro_batches, least)
 
 
 def copies_bound(costs: Costs, nbytes: np.ndarray) -> np.ndarray:

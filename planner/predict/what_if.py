@@ -126,7 +126,7 @@ class Prediction:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule of at most `MOST_LAID_OUT` micro-batches, or 4 per stage if that is more."""
-        count = _counted(self.costs, len(self.forward), self.legal)
+        count = counted_micro_batches(self.costs, len(self.forward))
         return laid_out(self.stage_costs, count, self.costs.pipelined)[0]
 
     @property
@@ -208,9 +208,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     for part in parts:
         if part.choice.offload:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
-    legal = not costs.pipelined or costs.micro_batches >= closed_forms.pipeline_stages(
-        stages, costs.training
-    )
+    counted = counted_micro_batches(costs, stages)
+    legal = counted <= costs.micro_batches
     stage_costs = schedule_types.Costs(
         ipus=assignment.ipus,
         forward=forward,
@@ -227,7 +226,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         across=costs.streams.across,
         host_sync=host_groups(costs, max(assignment.ipus) + 1),
     )
-    length = _lengths(stage_costs, _counted(costs, stages, legal), costs.pipelined)
+    length = _lengths(stage_costs, counted, costs.pipelined)
     samples = costs.samples * costs.micro_batches
     rate = samples * costs.machine.clock_hz / length.total if length.total and legal else 0.0
     return Prediction(
@@ -245,9 +244,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     )
 
 
-def _counted(costs: Costs, stages: int, legal: bool) -> int:
+def counted_micro_batches(costs: Costs, stages: int) -> int:
     """The number of micro-batches considered: at least as many as the pipeline needs."""
-    return costs.micro_batches if legal else _least(stages, costs.training)
+    least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+    return max(costs.micro_batches, least)
 
 
 def _lengths(costs: schedule_types.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
@@ -336,10 +336,6 @@ def keeping_their_proportion(costs: Costs, part: Part, ipu: int) -> dict[str, fl
     blocks = range(part.first, part.last + 1)
     shares = {costs.names[block]: costs.block_proportion(block) for block in blocks}
     return {name: share for name, share in shares.items() if share != here}
-
-
-def _least(stages: int, training: bool) -> int:
-    return closed_forms.pipeline_stages(stages, training)
 
 
 def host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
@@ -472,7 +468,7 @@ def _problems(costs: Costs, stages: int, memory: tuple[Verdict, ...], legal: boo
     if not legal:
         what = "gradient accumulation" if costs.training else "device iterations"
         problems.append(
-            f"{stages} stages need {what} of at least {_least(stages, costs.training)}; it is"
+            f"{stages} stages need {what} of at least {counted_micro_batches(costs, stages)}; it is"
             f" {costs.micro_batches}"
         )
     problems += [f"IPU {one.ipu} {one}" for one in memory if one.answer is Answer.OVER]

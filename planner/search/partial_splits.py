@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import comb
+from typing import Self
 
 import numpy as np
 
@@ -94,7 +95,16 @@ _SLOWEST, _LINK, _UPDATE, _BEHIND = range(4)  # of the bounds
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Columns:
+    """Columns of a table."""
+
+    def where(self, rows: np.ndarray) -> Self:
+        """Some of the rows."""
+        return type(self)(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Ways(_Columns):
     """Ways to split the first Blocks; arrays over ways."""
 
     begin: np.ndarray  # the next Block
@@ -108,10 +118,6 @@ class _Ways:
     choice: np.ndarray  # how its last stage saves memory
     before: np.ndarray  # the row of the way without that stage
 
-    def where(self, rows: np.ndarray) -> _Ways:
-        """Some of the ways."""
-        return _Ways(*(getattr(self, name)[rows] for name in _FIELDS))
-
 
 _FIELDS = tuple(one.name for one in fields(_Ways))
 # how far apart alike ways may be, in cycles or bytes: what less often counts, or for less
@@ -120,7 +126,7 @@ _WORST = ("forward", "backward", "both", "link", "update", "ramps")
 
 
 @dataclass(frozen=True)
-class _Stages:
+class _Stages(_Columns):
     """The ways to choose one stage, sorted by first Block; int64[way]."""
 
     first: np.ndarray
@@ -130,10 +136,6 @@ class _Stages:
     backward: np.ndarray  # cycles a micro-batch
     link: np.ndarray  # bytes over its IPU's busier link
     update: np.ndarray  # cycles of its weight update
-
-    def where(self, rows: np.ndarray) -> _Stages:
-        """Some of the ways."""
-        return _Stages(*(getattr(self, one.name)[rows] for one in fields(self)))
 
 
 class Search:

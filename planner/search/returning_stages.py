@@ -135,9 +135,9 @@ class _Search:
                 left_open = tuple(sorted((*others, (ipu, stages_there)), key=lambda item: item[0]))
             else:
                 worst = max(worst, total)
-            shortest = _worst(after.get((last + 1, left_open)))
+            before = after.get((last + 1, left_open))
             if (
-                worst < shortest
+                (before is None or worst < before.worst)
                 and (comes_again or self._whole(stages_there))
                 and self._holds(stages_there, None if comes_again else ipu)
             ):
@@ -200,10 +200,6 @@ def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, l
         costs.tables[key] = {choice: table.tolist() for choice, table in tables}
     lengths: dict[Choice | None, list[list[int]]] = costs.tables[key]
     return lengths
-
-
-def _worst(way: _Way | None) -> int:
-    return way.worst if way is not None else int(np.iinfo(np.int64).max)
 
 
 # -- Readers of tied weights, moved to the IPU that has the weight ---

@@ -24,12 +24,14 @@ from ipuscope.planner.predict.interval_costs import (
     least_maximum,
     memory_of_all,
 )
-from ipuscope.planner.predict.many_splits import (
+from ipuscope.planner.predict.many_splits import cycles_of_assignments, cycles_of_starts
+from ipuscope.planner.predict.what_if import (
+    Assignment,
+    Prediction,
     counted_micro_batches,
-    cycles_of_assignments,
-    cycles_of_starts,
+    holds,
+    what_if,
 )
-from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, what_if
 from ipuscope.planner.search.partial_splits import (
     MOST_APART,
     LeastUpdate,
@@ -206,6 +208,15 @@ def quickest_split(
         if _legal(costs, len(ipus))
     }
     problems: dict[int, str] = {}
+
+    def tried(ipus: Sequence[int]) -> Split | str:
+        """The best split, or why none can run."""
+        try:
+            split = best_split(costs, ipus=ipus, choices=choices, together=together)
+        except ValueError as error:
+            return str(error)
+        return "; ".join(split.prediction.problems) or split
+
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
     for at in sorted(bounds, key=bounds.__getitem__):
@@ -213,49 +224,21 @@ def quickest_split(
         apart = len(set(ipus)) == len(ipus)
         if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
             continue
-        try:
-            split = best_split(costs, ipus=ipus, choices=choices, together=together)
-        except ValueError as error:
-            problems[at] = str(error)
+        split = tried(ipus)
+        if isinstance(split, str):
+            problems[at] = split
             fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
-            continue
-        if best is not None and (split.prediction.total, at) > best[:2]:
-            continue
-        if split.prediction.problems:
-            problems[at] = "; ".join(split.prediction.problems)
-        else:
+        elif best is None or (split.prediction.total, at) < best[:2]:
             best = split.prediction.total, at, split
     if best is None:
-        raise ValueError(
-            f"no split can run: {_why_the_last(costs, lists, together, choices, problems)}"
-        )
+        why = problems.get(len(lists) - 1) or tried(lists[-1]) if lists else "there is none"
+        raise ValueError(f"no split can run: {why}")
     return best[2]
-
-
-def _why_the_last(
-    costs: Costs,
-    lists: Sequence[Sequence[int]],
-    together: Sequence[Sequence[int]],
-    choices: Sequence[Choice],
-    problems: dict[int, str],
-) -> str:
-    """Why there is no split onto the last of these lists, if there is none for any list."""
-    last = len(lists) - 1
-    if last < 0:
-        return "there is none"
-    if last not in problems:
-        try:
-            split = best_split(costs, ipus=lists[last], choices=choices, together=together)
-        except ValueError as error:
-            return str(error)
-        return "; ".join(split.prediction.problems)
-    return problems[last]
 
 
 def _legal(costs: Costs, stages: int) -> bool:
     """Whether there are Blocks and micro-batches enough for so many stages."""
-    least = closed_forms.pipeline_stages(stages, costs.training)
-    return stages <= len(costs) and (not costs.pipelined or costs.micro_batches >= least)
+    return stages <= len(costs) and counted_micro_batches(costs, stages) <= costs.micro_batches
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:

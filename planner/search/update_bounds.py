@@ -10,7 +10,8 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.many_splits import copies_bound, counted_micro_batches
+from ipuscope.planner.predict.many_splits import copies_bound
+from ipuscope.planner.predict.what_if import counted_micro_batches
 from ipuscope.profiler.timeline import closed_forms
 
 
