@@ -12,12 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ipuscope.planner.levers.script_lines import overlap_lines
+from ipuscope.planner.levers.script_lines import in_lightning, overlap_lines
 from ipuscope.planner.mappings import Candidate, Plan
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
 from ipuscope.planner.mappings.plan_words import asked, kib, latency, table
 from ipuscope.planner.mappings.search_state import News
+from ipuscope.profiler.provenance import LIGHTNING
 from ipuscope.profiler.units import count, folded, per_second
 from ipuscope.waiting import waiting
 
@@ -163,8 +164,9 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Ite
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         lines = {**_LINES, "overlap": overlap_lines(plan.question.training)}
-        for word in filter(lines.__contains__, plan.levers.split(",")):
-            yield "  write: " + lines[word].replace("\n", "\n         ")
+        written: Sequence[str] = [lines[word] for word in plan.levers.split(",") if word in lines]
+        for one in in_lightning(written) if plan.trainer == LIGHTNING else written:
+            yield "  write: " + one.replace("\n", "\n         ")
     if none:
         yield none
     elif not any(plan.levers for plan in plans):

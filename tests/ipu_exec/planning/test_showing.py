@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ipu_exec.planning.terminal import show
+from ipu_exec.planning.terminal import show, tuned
 from ipuscope.planner.mappings import StagePlan
+from ipuscope.profiler.provenance import LIGHTNING
 from tests.planner.test_plan_file import plan
 
 
@@ -39,3 +40,13 @@ def test_on_80_columns_nothing_is_cut() -> None:
     said = " ".join(printed.split())
     assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"compiled: {long}"))
     assert all(line.startswith(("- ", "  ")) for line in lines if "a sentence" in line)
+
+
+def test_a_trainer_is_told_its_own_lines() -> None:
+    halved = replace(plan(), levers="half,overlap")
+    ours, its = (
+        "\n".join(tuned([one], ["run"])) for one in (halved, replace(halved, trainer=LIGHTNING))
+    )
+    assert "write: model.half()" in ours and "Trainer" not in ours
+    assert 'write: Trainer(precision="16-true")' in its
+    assert its.endswith("write: Trainer(strategy=IPUStrategy(training_opts=options))")
