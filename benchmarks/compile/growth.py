@@ -140,9 +140,9 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 def lines() -> list[str]:
     """The section of the page."""
-    # what else the machine does only adds to the seconds of a process: the least of several counts
-    bases = [alone("bert_large", 4, 1, ACCUMULATION) for _ in range(TIMES)]
-    bares = [alone("bare_capture") for _ in range(TIMES)]
+    # what else the machine does only adds to a process: the least of several runs, in turn
+    cases = ("bert_large", 4, 1, ACCUMULATION), ("bare_capture",)
+    bases, bares = zip(*([alone(*case) for case in cases] for _ in range(TIMES)), strict=True)
     base, bare = (min(runs, key=lambda run: run["seconds"]) for runs in (bases, bares))
     compiled = min(run["compile"] for run in bases)
     layers = [alone("gpt3", count) for count in LAYERS_OF_GPT3]
