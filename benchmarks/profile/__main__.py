@@ -278,7 +278,7 @@ def main() -> None:
     lines = ["# How fast profiles are written and read", ""]
     lines += [
         "Made by `python -m benchmarks.profile`. "
-        + str(__doc__).split("\n\n")[1].split(". ", 1)[1],
+        + str(__doc__).split("\n\n")[1].strip().replace(".\n", ". ").split(". ", 1)[1],
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
