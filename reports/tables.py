@@ -287,17 +287,14 @@ def _print_table(console: Console, table: Table) -> None:
         )
     for row in zip(*columns, strict=True):
         cells = zip(table.columns, row, widths, strict=True)
-        rich_table.add_row(*(Text(_fitted(column, cell, width)) for column, cell, width in cells))
+        fitted = (shortened(c, width) if one.write is text else c for one, c, width in cells)
+        rich_table.add_row(*map(Text, fitted))
     _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(rich_table)
     if table.note:
         console.print(Text(table.note, style="dim"))
     elif len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
         console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))
-
-
-def _fitted(column: Column, cell: str, width: int) -> str:
-    return shortened(cell, width) if column.write is text else cell
 
 
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:

@@ -34,7 +34,7 @@ from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
 from ipuscope.planner.one_thread import in_one_thread
 from ipuscope.planner.search.returning_stages import back_home
-from ipuscope.profiler.answers import answer_of
+from ipuscope.profiler.answers import answer_of, name_of
 from ipuscope.profiler.provenance import LIGHTNING, Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
@@ -118,7 +118,7 @@ def advise_on(basis: Basis, allowed: Allowed = KEEP) -> Advised:
     """`advise` for a profile that was already read; computed once for the report, and stored."""
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, allowed)
-    name = f"{__name__}.advice-{allowed.half:d}-{allowed.samples}"
+    name = f"{__name__}.{name_of(repr(allowed))}"
 
     def answer(report: Report) -> Advised:
         return _advise_on(basis, allowed)

@@ -71,7 +71,8 @@ def best_cuts(costs: PhasedCosts, question: Question, beat: float = 0.0) -> list
     promised.sort(key=lambda one: -one[0])
     by_place: dict[tuple[int, int, int], Candidate] = {}
     for rate, place, prediction in promised:
-        if len(by_place) >= _AT_LEAST and rate <= max(beat, _quickest(by_place)):
+        quickest = max((one.samples_per_second for one in by_place.values()), default=0.0)
+        if len(by_place) >= _AT_LEAST and rate <= max(beat, quickest):
             break
         where = place.pipeline, place.replicas, len(place.cut.starts)
         best = by_place.get(where)
@@ -84,10 +85,6 @@ def best_cuts(costs: PhasedCosts, question: Question, beat: float = 0.0) -> list
         if best is None or candidate.samples_per_second > best.samples_per_second:
             by_place[where] = candidate
     return sorted(by_place.values(), key=lambda one: worth(one, question.objective), reverse=True)
-
-
-def _quickest(by_place: dict[tuple[int, int, int], Candidate]) -> float:
-    return max((one.samples_per_second for one in by_place.values()), default=0.0)
 
 
 def _rate(place: PhasedPlace, cycles: int) -> float:

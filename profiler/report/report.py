@@ -8,7 +8,7 @@ profiler` stays light. What frames are made of, as numpy arrays, is in the four 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -307,7 +307,8 @@ class Report:
         """
 
         def make() -> pd.DataFrame:
-            rows = [(i, *row) for i in self._all_ipus(ipu) for row in self.usage.by_kind(i)]
+            ipus = range(self.target.ipus_per_replica) if ipu is None else [ipu]
+            rows = [(i, *row) for i in ipus for row in self.usage.by_kind(i)]
             return frame_of_rows(
                 rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int
             )
@@ -524,9 +525,6 @@ class Report:
             return frame_of({"ipu": ipus, **columns, "total": spent.sum(axis=1)})
 
         return self.file.keep(("cycle_proportions", run), make)
-
-    def _all_ipus(self, ipu: int | None) -> Iterable[int]:
-        return range(self.target.ipus_per_replica) if ipu is None else [ipu]
 
     def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
         return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)

@@ -277,18 +277,13 @@ def _checked(args: argparse.Namespace, basis: Basis, advices: list[Advice]) -> l
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
         for number, one in enumerate(advices, 1):
-            folder = (args.output or Path(scratch)) / _folder(number)
+            folder = (args.output or Path(scratch)) / f"{_ADVICE}{number}"
             outcomes.append(compiled(args.check, folder, one.levers, basis))
             if sys.stderr.isatty():
                 rate = f"{_per_second(outcomes[-1].samples_per_second)} samples a second"
                 came = outcomes[-1].error or rate
                 print(common.one_line(f"{one.title}: {came}"), file=sys.stderr)
     return outcomes
-
-
-def _folder(number: int) -> str:
-    """The subfolder of --output for the compile of a piece of advice."""
-    return f"{_ADVICE}{number}"
 
 
 def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Table:
@@ -374,11 +369,8 @@ def _verdict(
         return ["None of the compiles in the table is faster than the profile."]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
     words = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
-    folder = _folder(number + 1)
-    return [
-        f"{words}: that is advice {number + 1}.",
-        _command(args, basis, advices[number].levers, folder),
-    ]
+    command = _command(args, basis, advices[number].levers, f"{_ADVICE}{number + 1}")
+    return [f"{words}: that is advice {number + 1}.", command]
 
 
 def _command(args: argparse.Namespace, basis: Basis, pulled: Levers, folder: str) -> str:

@@ -129,20 +129,15 @@ def _rows(report: Report) -> str:
 def _stages(report: Report) -> str:
     from ipuscope.profiler.enums import Direction
 
-    bodies = report.bodies[report.bodies["kind"] == "task"]
-    cycles_of: dict[tuple[int, str], int] = {}
-    for stage, direction, cycles in zip(
-        bodies["stage"], bodies["direction"], bodies["cycles"], strict=True
-    ):
-        # A stage's backward includes its recomputed forward (profiler/file/records.py).
-        cycles_of[stage, direction] = cycles + cycles_of.get((stage, direction), 0)
-    for stage in report.stages["stage"]:
-        if (stage, "backward") in cycles_of:
-            cycles_of[stage, "backward"] += cycles_of.get((stage, "recompute"), 0)
+    bodies, stages = report.bodies[report.bodies["kind"] == "task"], report.stage_columns
+    totals = bodies.groupby(["stage", "direction"])["cycles"].sum()
+    cycles_of: dict[tuple[int, str], int] = dict(zip(totals.index, totals.tolist(), strict=True))
+    # A stage's backward includes its recomputed forward (profiler/file/records.py).
+    for stage, direction in cycles_of:
+        if direction == Direction.BACKWARD:
+            cycles_of[stage, direction] += cycles_of.get((stage, Direction.RECOMPUTE), 0)
     for direction in (Direction.FORWARD, Direction.RECOMPUTE, Direction.BACKWARD):
-        for stage, cycles in zip(
-            report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True
-        ):
+        for stage, cycles in zip(stages["stage"], stages[f"{direction}_cycles"], strict=True):
             cost = cycles_of.get((stage, direction), cycles)
             if cost != cycles:
                 return f"stage {stage} {direction}: {cycles:,} cycles, but its bodies have {cost:,}"
