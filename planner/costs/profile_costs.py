@@ -65,9 +65,13 @@ class Costs(BlockCosts):
         automatic = options.get("_Popart.autoRecomputation")
         again = recomputes(report, training, in_pipeline)
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
-        choices = _choices(report, again)
+        runs_again = recomputed(report, forward, stage)
+        # the last stage of another split may, by its checkpoints, where the profile's has none
+        choices = _choices(report, again or bool(runs_again["again_final"].any()))
         if choices:
             off_chip = any(choice.offload for choice in choices)
+        if len(set(choices)) > 1:
+            again = any(choice.recompute for choice in choices)
         memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
         if tiles:
             memory = BlockMemory.from_report(report, stage, ties, tied)
@@ -77,9 +81,7 @@ class Costs(BlockCosts):
             stage=stage,
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
-            cycles=BlockCycles(
-                forward, tied.at_home(backward), update, **recomputed(report, forward, stage)
-            ),
+            cycles=BlockCycles(forward, tied.at_home(backward), update, **runs_again),
             memory=memory,
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
@@ -260,7 +262,7 @@ def pipelined(report: Report) -> bool:
 def _choices(report: Report, again: bool) -> tuple[Choice, ...]:
     """How each stage saved memory, by the script's options or a placement file.
 
-    ``again``: whether any ran its forward again; a last stage that shall does not.
+    ``again``: whether any ran its forward again, or may as the last one of another split.
 
     Empty where an imported profile does not record it, or its record is invalid.
     """

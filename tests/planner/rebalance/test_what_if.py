@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,51 @@ def test_what_is_in_no_block_is_predicted_too(tmp_path: Path) -> None:
     mixed = Costs._read(report)
     assert not mixed.choices and not mixed.recompute
     assert best_split(mixed, 2).prediction.total <= cycles(report)
+
+
+class Marked(torch.nn.Module):
+    """Blocks with a checkpoint in each but the last, which has nothing to run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        for number in range(2):
+            with ipu_exec.Block(f"B{number}"):
+                x = torch.cos(torch.tanh(self.layers[2 * number](x)))
+                x = ipu_exec.recomputationCheckpoint(torch.cos(self.layers[2 * number + 1](x)))
+        with ipu_exec.Block("loss"):
+            return torch.nn.functional.mse_loss(x, target)
+
+
+def test_a_last_stage_runs_again_what_the_profiles_had_not(tmp_path: Path) -> None:
+    """As in what a plan compiles for costs, whose last stage may be a head without checkpoints."""
+
+    def compiled(name: str, *stages: tuple[str, ...]) -> Report:
+        file = tmp_path / f"{name}.json"
+        again = [k == len(stages) - 1 for k in range(len(stages))]
+        written = [
+            {"ipu": k, "blocks": blocks, "recompute": again[k]} for k, blocks in enumerate(stages)
+        ]
+        file.write_text(
+            json.dumps({"format": "ipuscope placement", "version": 2, "stages": written})
+        )
+        options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / name)
+        options.showCompilationProgressBar(False).Training.gradientAccumulation(8)
+        model = Marked()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        training = ipu_exec.trainingModel(model, options.loadPlacement(file), sgd)
+        training.compile(torch.randn(8 * 16, 256), torch.randn(8 * 16, 256))
+        return open_report(tmp_path / name)
+
+    costs = Costs.from_report(compiled("three", ("B0",), ("B1",), ("loss",)))
+    two = compiled("two", ("B0",), ("B1", "loss"))
+    assert (two.stages["recompute_cycles"] > 0).tolist() == [False, True]
+    ways = Choice(False, False), Choice(True, False)
+    assert what_if(costs, Assignment((0, 1), (0, 1), ways)).total == pytest.approx(
+        cycles(two), rel=0.005
+    )
 
 
 @pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
