@@ -146,9 +146,10 @@ def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Re
     on_graph = page.locator("#model-graph-borders .border")
     on_graph.nth(1).press("ArrowLeft")
     shows((0, 1, 2), (0, 1, 0))
-    high = page.locator("#model-graph-frame").bounding_box()["height"]
-    drawn = page.evaluate("() => window.cy.elements().renderedBoundingBox()")
-    assert drawn["x1"] > 0 and 0 <= drawn["y1"] < drawn["y2"] <= high
+    # it is fitted into its frame once it is drawn anew
+    high = "document.querySelector('#model-graph-frame').getBoundingClientRect().height"
+    inside = f"b.x1 > 0 && 0 <= b.y1 && b.y1 < b.y2 && b.y2 <= {high}"
+    view.wait(f"[window.cy.elements().renderedBoundingBox()].every((b) => {inside})")
     edge = "window.cy.edges('[cut = 3]')[0].renderedMidpoint()"
     box, frame = on_graph.nth(1).bounding_box(), page.locator("#model-graph").bounding_box()
     page.mouse.move(box["x"] + 6, box["y"] + 20)
