@@ -24,12 +24,12 @@ function asHighAsTheGraph(graph) {
   const box = graph.elements().boundingBox(), whole = zoom * box.h + 24, most = graph.height();
   const high = Math.max(110, Math.min(most, whole));
   frame.style.height = `${high}px`;
-  const shown = tops.map((one) => one.data('path')).join();
-  if (graph.scratch('shown') === shown) { return; }
+  const shown = tops.map((one) => one.data('path')).join(), again = graph.scratch('shown') === shown;
+  if (again && (whole > most || graph.zoom() !== zoom)) { return; }  // else the frame's new height has it in sight again
   graph.scratch('shown', shown);
   const first = tops.min((one) => one.position('x')).ele.position('y');
   const y = whole <= most ? high / 2 - zoom * (box.y1 + box.y2) / 2 : high / 2 - zoom * first;
-  graph.viewport({ zoom, pan: { x: 12 - zoom * box.x1, y } });
+  graph.viewport({ zoom, pan: { x: again ? graph.pan().x : 12 - zoom * box.x1, y } });
 }
 function showAll(graph) {
   const box = graph.elements().boundingBox(), frame = document.getElementById('model-graph-frame').getBoundingClientRect();
