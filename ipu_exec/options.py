@@ -64,7 +64,7 @@ from ipu_exec.option_groups.options_from_text import (
 )
 from ipu_exec.option_groups.tensor_locations import TensorLocationOptions
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings as TensorLocationSettings
-from ipu_exec.placement_file import load, load_stages
+from ipu_exec.placement_file import load
 from ipuscope.profiler.file import from_json
 
 _DistributedOptions = DistributedOptions
@@ -261,7 +261,7 @@ class Options(Group):
                 f" {strategy!r}"
             )
         if self.placement:  # the stages of the placement stay
-            strategy = type(strategy)(*load_stages(self.placement))
+            strategy = load(self.placement).strategy(type(strategy))
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
@@ -282,7 +282,7 @@ class Options(Group):
             placement_block_proportions=file.block_proportions,
             placement_accumulation=file.accumulation,
             placement_mapping=file.mapping,
-            execution_strategy=type(self.execution_strategy)(*file.parts),
+            execution_strategy=file.strategy(type(self.execution_strategy)),
             auto_round_num_ipus=True,
         )
 

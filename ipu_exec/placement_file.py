@@ -16,7 +16,13 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from ipu_exec.annotations import Phase, Stage
+from ipu_exec.annotations import (
+    ExecutionStrategy,
+    Phase,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+)
 from ipu_exec.errors import Error
 from ipuscope.profiler.file import from_json
 
@@ -79,6 +85,12 @@ class PlacementFile:
         numbered = zip(self.phases, self.stages, strict=True)
         runs = groupby(numbered, key=lambda pair: pair[0])
         return tuple(Phase(*(stage for _, stage in run)) for _, run in runs)
+
+    def strategy(self, of_script: type[ExecutionStrategy]) -> ExecutionStrategy:
+        """The strategy with these parts: the script's, a pipeline where a plan is of several."""
+        alone = len(self.stages) == 1 and issubclass(of_script, ShardedExecution)
+        kept = self.mapping is None or alone
+        return (of_script if kept else PipelinedExecution)(*self.parts)
 
 
 def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...] | tuple[Phase, ...]:

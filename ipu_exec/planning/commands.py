@@ -103,8 +103,6 @@ class Planning:
         asked = argument(levers)
         if levers.overlap and call.options.execution_strategy.phases:
             raise Error("host I/O beside compute is planned on one stage a replica, not in phases")
-        if levers.overlap:  # which PopTorch refuses in a pipeline
-            question = replace(question, fixed=(*question.fixed, "p=1"))
         if self.keep:
             question, levers = _kept(question, call, levers, self.keep)
         else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.capture.overlap import modes
 from ipu_exec.compiler.batch_norms import any_over_samples
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
 from ipu_exec.errors import Error, UsageError
@@ -74,6 +75,10 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
             )
         stays = "" if asked.micro_batches else why_one_micro_batch(captured)
         question = question_of(call, captured.samples, asked, stays)
+        if _overlaps(captured):
+            if question.fixed.get("p", 1) > 1:
+                raise UsageError("--fix p: PopTorch refuses host I/O beside compute in a pipeline")
+            question = replace(question, fixed={**question.fixed, "p": 1})
         workers = workers_of(asked.workers, asked.ray)
         stages = 1 if question.fixed.get("p") == 1 else asked.ipus
         engine = Compiles(captured, stages, workers, asked.keep)
@@ -163,6 +168,16 @@ def why_one_micro_batch(captured: Captured) -> str:
     if len(now) == len(twice) and any(b > 2 * a for a, b in zip(now, twice, strict=True)):
         return "its samples meet in a tensor that grows with their square"
     return ""
+
+
+def _overlaps(captured: Captured) -> bool:
+    """Whether host I/O runs beside compute, which PopTorch refuses in a pipeline."""
+    key = Key(captured.call.options.tensor_sharding.shards, captured.samples)
+    try:
+        graph, options = captured.graph(key), captured.options(key)
+    except (Error, RuntimeError, TypeError, ValueError):
+        return False  # the search says why it does not run
+    return bool(modes(graph)) and not options.explicit_ir
 
 
 def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:

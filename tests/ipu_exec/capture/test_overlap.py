@@ -15,6 +15,7 @@ import ipu_exec as poptorch
 from ipu_exec import Error, OverlapMode
 from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
+from ipu_exec.planning.first_call_plan import plan_model
 from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
@@ -443,3 +444,13 @@ def test_advice_prices_the_lever_as_its_compile_does(
     costs = Costs.from_report(recomputing)
     assert what_if(costs, Assignment((0,), (0,))).total == analysis.pace(recomputing).cycles
     assert costs.recompute and costs.again_at_once(0, len(costs) - 1) > 0
+
+
+def test_a_script_that_overlaps_is_planned_on_one_stage_a_replica() -> None:
+    def planned(**more: Any) -> Any:
+        inputs = (torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+        return plan_model(Net((0, 1), LOOPS), inputs, 2, options=options(), **more)
+
+    assert {one.mapping.pipeline for one in planned(proportions=(0.6,)).candidates} == {1}
+    with pytest.raises(Error, match="in a pipeline"):
+        planned(fix=("p=2",))

@@ -231,6 +231,19 @@ def test_tuning_with_overlap_plans_one_stage_a_replica(tmp_path: Path) -> None:
         assert obtained is not None and analysis.pace(report).cycles == obtained.cycles
 
 
+def test_a_pipeline_that_is_planned_for_a_sharded_script_runs_as_one(tmp_path: Path) -> None:
+    sharded = "poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())"
+    script = write(tmp_path / "train.py", SEQUENTIAL.replace("poptorch.Options()", sharded))
+    words = ("--plan", "2", "--proportions", "0.6", "--micro-batches", "1", "--fix", "p=2")
+    planned = ipu_run(*words, "--write", "plan.json", str(script), cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    options = ("--placement", "plan.json", "--compile-only", "--profile-dir", "out")
+    assert ipu_run(*options, str(script), cwd=tmp_path).returncode == 0
+    with open_report(tmp_path / "out" / "training") as report:
+        assert len(report.stages) == 2
+        assert analysis.pace(report).cycles == load(tmp_path / "plan.json").best.cycles
+
+
 def test_a_plan_stays_where_there_is_none_with_what_is_allowed(tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", SEQUENTIAL.replace("16", "6656"))
     words = ("--plan", "4", "--proportions", "0.6", "--micro-batches", "1", "--allow", "overlap")
