@@ -282,9 +282,7 @@ def _of_a_plan(basis: Basis, levers: Levers, samples: int) -> Candidate | None:
 
     Replicas, splits and the accumulation that follows, at so many samples.
     """
-    if basis.plans.get("levers") != levers:  # else of other samples: these costs have answers
-        basis.plans.update({"levers": levers, "costs": basis.costs_with(levers)})
-    costs: Costs = basis.plans["costs"]
+    costs = basis.same_costs_with(levers)
     size, shards = costs.samples // max(1, costs.replicas), costs.machine.shards
     in_parts = costs.replicas if STATES[2] in (basis.state, levers.state) else 0
     key = Key(shards, size, in_parts=in_parts, accumulates=costs.micro_batches > 1)

@@ -68,7 +68,9 @@ class Basis:
     _parts: dict[tuple[int, int], tuple[BlockMemory, Costs]] = field(
         default_factory=dict, repr=False
     )
-    plans: dict[object, Any] = field(default_factory=dict, repr=False)  # found for levers
+    # what a plan's search found, by levers and samples of an update
+    plans: dict[tuple[Levers, int], Any] = field(default_factory=dict, repr=False)
+    _last: dict[Levers, Costs] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -187,6 +189,13 @@ class Basis:
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = self._in_parts(costs)
         return costs
+
+    def same_costs_with(self, levers: Levers) -> Costs:
+        """`costs_with`, and for the levers of the last call the same object, with its tables."""
+        if levers not in self._last:
+            self._last.clear()  # each has bytes of all Blocks and tiles
+            self._last[levers] = self.costs_with(levers)
+        return self._last[levers]
 
     def _in_parts(self, costs: Costs) -> Costs:
         """The costs with state in parts; arrays that differ in them are made once."""
