@@ -326,7 +326,7 @@ def _check_plan(args: argparse.Namespace) -> None:
     fixed = parse_fixed(args.fix)
     overlap = "overlap" in (*changes(args), *(args.levers or "").split(","))
     if overlap and fixed.get("p", 1) > 1:
-        raise QuestionError("overlap: PopTorch overlaps no host I/O in a pipeline: --fix p=1")
+        raise QuestionError("overlap: PopTorch refuses it in a pipeline: leave --fix p out")
     numbers("--micro-batches", args.micro_batches, int)
     numbers("--proportions", args.proportions, float)
     if args.budget:

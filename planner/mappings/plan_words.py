@@ -164,8 +164,8 @@ def _proof(plan: Plan) -> str:
     if plan.exact:
         return (
             f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
-            " split, p and r and every way to save memory was looked at or ruled out by a lower"
-            " bound"
+            f" split, p and r{_fixed(plan.question)} and every way to save memory was looked at or"
+            " ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -258,14 +258,19 @@ def no_phases(every: Iterable[PhasedCosts], question: Question) -> str:
     )
 
 
+def _fixed(question: Question) -> str:
+    """What must be so: " with p=1, r=4", or nothing."""
+    fixed = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
+    return f" with {fixed}" if fixed else ""
+
+
 def _nothing_legal(every: list[Priced], question: Question) -> str:
     sizes = ", ".join(dict.fromkeys(str(one.key.micro_batch) for one in every))
-    fixed = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
     least = "2p - 1" if question.training else "p"
     return (
         f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
         f" micro-batches of {sizes} for a pipeline on at most {count(question.ipus, 'IPU')}"
-        f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
+        f"{_fixed(question)} (p stages need {least} micro-batches on each"
         " replica). Give --global-batch more samples, or fix less"
     )
 

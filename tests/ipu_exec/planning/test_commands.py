@@ -221,6 +221,7 @@ def test_tuning_with_overlap_plans_one_stage_a_replica(tmp_path: Path) -> None:
     plan = load(tmp_path / "tuned-overlap.json")
     assert plan.levers == "overlap"
     assert {one.mapping.pipeline for one in plan.candidates} == {1}
+    assert plan.exact and "every split, p and r with p=1 and every way" in plan.why[-1]
     assert plan.best.rate > load(tmp_path / "tuned.json").best.rate
     for one in plan.candidates[:2]:
         assert one.obtained is not None and one.cycles == one.obtained.cycles
@@ -261,7 +262,10 @@ def test_a_plan_stays_where_there_is_none_with_what_is_allowed(tmp_path: Path) -
         (("--plan", "2", "--with", "recompute=no"), "a plan decides it; use --fix recompute"),
         (("--plan", "2", "--with", "replicationFactor=2"), "a plan decides it; use --fix r=N"),
         (("--tune", "2", "--allow", "double"), "there are half, outputs, overlap to allow"),
-        (("--tune", "2", "--allow", "overlap", "--fix", "p=2"), "no host I/O in a pipeline"),
+        (
+            ("--tune", "2", "--allow", "overlap", "--fix", "p=2"),
+            "PopTorch refuses it in a pipeline",
+        ),
         (("--with", "overlap,outputs=final"), "what leaves once"),
         (("--tune", "2", "--compile-only"), "leave --compile-only out"),
         (("--allow", "half"), "--allow needs --plan N or --tune N"),
