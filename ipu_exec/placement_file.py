@@ -16,13 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from ipu_exec.annotations import (
-    ExecutionStrategy,
-    Phase,
-    PipelinedExecution,
-    ShardedExecution,
-    Stage,
-)
+from ipu_exec.annotations import ExecutionStrategy, Phase, PipelinedExecution, Stage
 from ipu_exec.errors import Error
 from ipuscope.profiler.file import from_json
 
@@ -88,7 +82,7 @@ class PlacementFile:
 
     def strategy(self, of_script: type[ExecutionStrategy]) -> ExecutionStrategy:
         """The strategy with these parts: the script's, a pipeline where a plan is of several."""
-        alone = len(self.stages) == 1 and issubclass(of_script, ShardedExecution)
+        alone = len(self.stages) == 1 and of_script.kind == "sharded"
         kept = self.mapping is None or alone
         return (of_script if kept else PipelinedExecution)(*self.parts)
 

@@ -15,6 +15,7 @@ from ipu_exec.capture.overlap import modes
 from ipu_exec.compiler.batch_norms import any_over_samples
 from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.graph import Graph
 from ipu_exec.options import Options
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
@@ -155,14 +156,13 @@ def why_one_micro_batch(captured: Captured) -> str:
         return (
             f"inputs have {' and '.join(map(str, sorted(sizes)))} rows, so that no row is a sample"
         )
-    shards, few = call.options.tensor_sharding.shards, max(2, captured.samples)
-    try:
-        graph = captured.graph(Key(shards, few))
-        if call.training and any_over_samples(graph):
-            return "batch norms take their statistics over it"
-        larger = captured.graph(Key(shards, 2 * few))
-    except (Error, RuntimeError, TypeError, ValueError):
-        return ""  # the search says why it does not run
+    few = max(2, captured.samples)
+    graph = _graph(captured, few)
+    if graph is not None and call.training and any_over_samples(graph):
+        return "batch norms take their statistics over it"
+    larger = _graph(captured, 2 * few) if graph is not None else None
+    if graph is None or larger is None:
+        return ""
     # samples meet where a tensor grows faster than their number, as scores of all with all do
     now, twice = ([prod(one.shape) for one in some.values.values()] for some in (graph, larger))
     if len(now) == len(twice) and any(b > 2 * a for a, b in zip(now, twice, strict=True)):
@@ -170,14 +170,18 @@ def why_one_micro_batch(captured: Captured) -> str:
     return ""
 
 
+def _graph(captured: Captured, samples: int) -> Graph | None:
+    """The graph of such a micro-batch; None where it does not run: the search says why."""
+    try:
+        return captured.graph(Key(captured.call.options.tensor_sharding.shards, samples))
+    except (Error, RuntimeError, TypeError, ValueError):
+        return None
+
+
 def _overlaps(captured: Captured) -> bool:
     """Whether host I/O runs beside compute, which PopTorch refuses in a pipeline."""
-    key = Key(captured.call.options.tensor_sharding.shards, captured.samples)
-    try:
-        graph, options = captured.graph(key), captured.options(key)
-    except (Error, RuntimeError, TypeError, ValueError):
-        return False  # the search says why it does not run
-    return bool(modes(graph)) and not options.explicit_ir
+    graph, options = _graph(captured, captured.samples), captured.options(Key(1, captured.samples))
+    return graph is not None and bool(modes(graph)) and not options.explicit_ir
 
 
 def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:

@@ -310,8 +310,7 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
         f" {cycles / max(1, now):.0%} of it"
     )
-    waits = Waits(causes=("host I/O",))
-    detail = " ".join(words for words in (detail, _largest_transfers(report)) if words)
+    waits, detail = Waits(causes=("host I/O",)), f"{detail} {_largest_transfers(report)}".strip()
     less = "Make inputs smaller (dtypes, sizes), or on the device"
     return [Insight(title, detail, less, "/timeline", cycles, at_most=True, waits=waits)]
 
