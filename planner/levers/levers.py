@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _OTHER_CODE = {"half", "micro_batch", "split"}  # levers with which operators need other code
+_PRODUCTS = r"^aten\.(?:mm|addmm|bmm|matmul|linear)\b"
 _DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
@@ -128,23 +129,25 @@ class Basis:
     @cached_property
     def one_size(self) -> str:
         """Why micro-batches of another size would not compute the same; "" where they do."""
-        variables = self.report.usage.variables_with("role", "shape")
-        used = variables[variables["shape"].str.len() > 2].drop_duplicates()
-        of = {
-            role: [json.loads(one) for one in some] for role, some in used.groupby("role")["shape"]
-        }
-        inputs, weights = of.pop(Role.INPUT, []), of.pop(Role.WEIGHT, [])
+        variables = self.report.usage.variables_with("role", "shape", "op")
+        used = variables[variables["shape"].str.len() > 2]
+
+        def shapes(of: pd.Series[bool]) -> list[list[int]]:
+            return [json.loads(one) for one in used.loc[of, "shape"].unique()]
+
+        inputs, weights = (shapes(used["role"] == role) for role in (Role.INPUT, Role.WEIGHT))
         first = {shape[0] for shape in inputs}
         if len(first) > 1:
             rows = " and ".join(map(str, sorted(first)))
             return f"inputs have {rows} rows, so that no row is a sample"
-        norms = self.report.meta.get("batch_norms")
+        kinds, norms = self.report.ops["aten"], self.report.meta.get("batch_norms")
         if norms is None:  # a profile of before, or an imported one
-            norms = self.report.ops["aten"].drop_duplicates().str.contains("batch_norm").any()
+            norms = kinds.drop_duplicates().str.contains("batch_norm").any()
         if self.costs.training and norms:
             return "batch norms take their statistics over it"
         others = {size for shape in (*weights, *(one[1:] for one in inputs)) for size in shape}
-        if any([one, one] in shapes for one in first - others - {1} for shapes in of.values()):
+        products = shapes(used["op"].isin(kinds.index[kinds.str.contains(_PRODUCTS)]))
+        if any([one, one] in products for one in first - others - {1}):
             return "its samples meet in a tensor that grows with their square"
         return ""
 

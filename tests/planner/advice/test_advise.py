@@ -312,6 +312,13 @@ def test_samples_that_meet_keep_the_micro_batch(size: int, stays: bool, tmp_path
     assert (why in advised.notes) is stays
 
 
+def test_as_many_groups_as_samples_are_no_reason_to_keep_the_micro_batch(tmp_path: Path) -> None:
+    """A group norm's statistics are as many as samples times groups."""
+    model = WithLoss(nn.Sequential(nn.Conv1d(16, 16, 1), nn.GroupNorm(8, 16)))
+    inputs = (torch.zeros(4 * 8, 16, 12), torch.zeros(4 * 8, 16, 12))
+    assert basis_of(_compiled(model, _options(tmp_path), inputs)).one_size == ""
+
+
 def test_what_gains_nothing_is_not_advised(report: Report) -> None:
     advised = advise(report)
     now = advised.present.samples_per_second
