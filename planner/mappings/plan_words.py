@@ -301,7 +301,9 @@ def _longest(legal: list[Place]) -> list[Place]:
 def _enough_ipus(every: list[Priced], question: Question) -> str:
     """The fewest IPUs onto which one fits, doubling them."""
     ipus = question.ipus
-    while ipus < 256 and "p" not in question.fixed:
+    if "p" in question.fixed:  # where other Blocks share its IPU a Block alone is not known
+        return f"Another p than {question.fixed['p']}, which is fixed, may fit."
+    while ipus < 256:
         ipus *= 2
         more = replace(question, ipus=ipus, fixed={})
         for place in _longest([place for one in every for place in places(one, more)]):
