@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -37,6 +39,8 @@ def ipu_report() -> int:
     """Ask a profile; the exit status."""
 
     def run() -> int:
+        gc.set_threshold(100_000)  # imports make objects that stay: nothing to look for in them,
+        atexit.register(gc.freeze)  # nor when everything ends
         with _ending_at_once("ipu-report"):
             from ipuscope.reports.cli import main
         return main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from ipuscope.words import one_line
 
 if TYPE_CHECKING:
+    import logging
+
     from rich.console import Console
     from rich.progress import Progress
 
@@ -126,6 +127,8 @@ class _Display:
 
 def _log_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
     """Handlers that write to a stream, which they took when they were made."""
+    import logging
+
     for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
         handlers = logger.handlers if isinstance(logger, logging.Logger) else []
         yield from (one for one in handlers if isinstance(one, logging.StreamHandler))

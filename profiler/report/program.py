@@ -245,7 +245,8 @@ class ProgramSequence:
 
         And of each the sum, the maximum and the count of nonzeros: int64[3, id].
         """
-        wanted = np.unique(np.concatenate([self.columns[name] for name in VECTORS_OF_STEPS]))
+        ids = np.concatenate([self.columns[name] for name in VECTORS_OF_STEPS])
+        wanted = np.unique(ids, return_counts=True)[0]  # without counts numpy imports numpy.ma
         return wanted, self.file.sums_of(wanted)
 
     @cached_property

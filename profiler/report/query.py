@@ -7,7 +7,6 @@ read and is ended when its time or memory is used up.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -101,6 +100,8 @@ def select(
 
 def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
     """The answer of `ipuscope.profiler.report.sql_process`, or the reason why there is none."""
+    import subprocess
+
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(sql_process.__file__)],

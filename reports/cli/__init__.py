@@ -117,8 +117,8 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of `ipu-report` with all subcommands."""
+def make_parser(only: str = "") -> argparse.ArgumentParser:
+    """The parser of `ipu-report`; ``only``: the one subcommand that gets its arguments."""
     parser = Parser(
         prog="ipu-report",
         description=_HELP,
@@ -135,6 +135,8 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
             formatter_class=HelpText,
         )
+        if only not in ("", name):
+            continue
         if paged := hasattr(module, "page"):
             common.add_profiles(command)
         if hasattr(module, "add_arguments"):
@@ -142,7 +144,7 @@ def make_parser() -> argparse.ArgumentParser:
         if paged:
             common.add_form(command, getattr(module, "TOP", 0))
         run = partial(_pages, module.page) if paged else module.run
-        command.set_defaults(run=run, whole_parser=parser)
+        command.set_defaults(run=run, whole_parser=make_parser)
     return parser
 
 
@@ -156,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may be in any encoding
             stream.reconfigure(errors="backslashreplace")
-    parser = make_parser()
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser(*(one for one in argv[:1] if one in COMMANDS))
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.error(first_steps())

@@ -25,8 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
     import shtab
 
-    _complete_files(args.whole_parser)
-    print(shtab.complete(args.whole_parser, args.shell))
+    parser = args.whole_parser()
+    _complete_files(parser)
+    print(shtab.complete(parser, args.shell))
     return common.OK
 
 
