@@ -7,8 +7,11 @@ appends or counts then must not remain. Not every model can be copied instead (L
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _OF_TORCH = ("_parameters", "_modules")  # the forward does not change which there are
+_COLLECTIONS = {dict, OrderedDict, defaultdict, list, set, deque}
+_LRU_CACHE = type(lru_cache(len))
+_NOBODYS = {*sys.stdlib_module_names, "torch", "ipu_exec", "ipuscope"} - {"__main__"}
 _Undo = Callable[[], Any]
 
 
@@ -39,22 +45,71 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the model may be captured; other tensors than its buffers are restored.
 
-    So are attributes that the forward set to a fake tensor. PyTorch computes with real ones.
+    PyTorch computes with real ones: a fake tensor that the forward left in an attribute, a list, a
+    dict or a `functools` cache is taken out.
     """
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
     beside = [value for module in model.modules() for value in vars(module).values()]
     undo = [
         _tensor(value) for value in beside if _plain_tensor(value) and value.device.type == "cpu"
     ]
+    computes = not any(isinstance(one, FakeTensor) for one in model.parameters())
+    spaces = _spaces(model) if computes else model.modules()
+    before = [(space, dict(vars(space))) for space in spaces]
     try:
         yield
     finally:
         for put_back in undo:
             put_back()
-        for own, earlier in before:
-            for name in [name for name, value in own.items() if isinstance(value, FakeTensor)]:
-                del own[name]
-                own.update({name: earlier[name]} if name in earlier else {})
+        for space, earlier in before:
+            plain = type if isinstance(space, type) else object  # a module's own would register it
+            for name, value in [*vars(space).items()]:
+                if not _is_fake(value):
+                    _without_fakes(value, 3 if computes else 0)
+                elif name in earlier:
+                    plain.__setattr__(space, name, earlier[name])
+                else:
+                    plain.__delattr__(space, name)
+
+
+def _spaces(model: torch.nn.Module) -> list[Any]:
+    """Where a forward keeps tensors: modules, their objects, the classes, the files of these."""
+    modules = list(model.modules())
+    values = (value for module in modules for value in vars(module).values())
+    objects = {id(one): one for one in values if _is_users(type(one)) and hasattr(one, "__dict__")}
+    classes = {of for one in (*modules, *objects.values()) for of in type(one).__mro__}
+    users = [of for of in classes if _is_users(of)]
+    files = {of.__module__ for of in users} & sys.modules.keys()
+    return [*modules, *objects.values(), *users, *(sys.modules[name] for name in files)]
+
+
+def _is_users(of: type) -> bool:
+    return of.__module__.split(".")[0] not in _NOBODYS
+
+
+def _is_fake(value: object) -> bool:
+    return isinstance(value, FakeTensor) or (type(value) is tuple and any(map(_is_fake, value)))
+
+
+def _without_fakes(value: Any, depth: int) -> None:
+    """Take fake tensors out of a collection, and ``depth`` - 1 levels below; empty a cache."""
+    if isinstance(value, _LRU_CACHE):
+        value.cache_clear()
+    if isinstance(value, FunctionType) and depth:  # a decorator's cache
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # nothing in it
+                _without_fakes(cell.cell_contents, depth - 1)
+    if type(value) not in _COLLECTIONS or not depth:
+        return
+    of_keys = isinstance(value, dict)
+    items = [*(value.items() if of_keys else enumerate(value))]
+    stay = {key: one for key, one in items if not _is_fake(one)}
+    if len(stay) < len(items):
+        value.clear()
+        (value.extend if isinstance(value, list | deque) else value.update)(
+            stay if of_keys else stay.values()
+        )
+    for one in stay.values():
+        _without_fakes(one, depth - 1)
 
 
 def _attributes(module: torch.nn.Module) -> _Undo:

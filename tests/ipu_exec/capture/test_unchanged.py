@@ -1,6 +1,7 @@
 """A model that was run once more than its user asked is left unchanged."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -93,3 +94,118 @@ def test_a_tensor_may_be_copied_in_forward(call: int) -> None:
     options = ipu_exec.Options().showCompilationProgressBar(False)
     x = torch.randn(4, 3)
     assert torch.equal(ipu_exec.inferenceModel(model_of(add_copies), options)(x), x + 1 + x)
+
+
+@functools.lru_cache
+def _positions(n: int) -> torch.Tensor:
+    return torch.arange(n) / n
+
+
+def _unless_compiling(function: Any) -> Any:
+    """What transformers' decorator is: the cache is seen by this function only."""
+    cached = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return cached(*args)
+
+    return wrapper
+
+
+BY_SIZE: dict[int, torch.Tensor] = {}
+
+
+class Table:
+    """An object that is no module, and keeps a tensor."""
+
+    made: torch.Tensor | None = None
+
+    def of(self, n: int) -> torch.Tensor:
+        if self.made is None:
+            self.made = torch.arange(n) / n
+        return self.made
+
+
+class Caches(torch.nn.Module):
+    """Adds what the first forward worked out and kept, in one of the ways that models keep it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer, self.table = way, torch.nn.Linear(4, 4), Table()
+        self.by_size: dict[str, dict[int, torch.Tensor]] = {"positions": {}}
+        self.several: list[torch.Tensor] = []
+        self.pair: tuple[int, torch.Tensor] | None = None
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def method(self, n: int) -> torch.Tensor:
+        return torch.arange(n) / n
+
+    @_unless_compiling
+    def decorated(self) -> torch.Tensor:
+        return torch.arange(4) / 4
+
+    @functools.cached_property
+    def property(self) -> torch.Tensor:
+        return torch.arange(4) / 4
+
+    def dict(self) -> torch.Tensor:
+        kept = self.by_size["positions"]
+        if 4 not in kept:
+            kept[4] = torch.arange(4) / 4
+        return kept[4]
+
+    def list(self) -> torch.Tensor:
+        if not self.several:
+            self.several.append(torch.arange(4) / 4)
+        return self.several[0]
+
+    def tuple(self) -> torch.Tensor:
+        if self.pair is None:
+            self.pair = 4, torch.arange(4) / 4
+        return self.pair[1]
+
+    def of_the_file(self) -> torch.Tensor:
+        if 4 not in BY_SIZE:
+            BY_SIZE[4] = torch.arange(4) / 4
+        return BY_SIZE[4]
+
+    def own(self) -> torch.Tensor:
+        if not hasattr(self, "made"):
+            self.made = functools.lru_cache(lambda n: torch.arange(n) / n)
+        return self.made(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ways = {
+            "function": lambda: _positions(4),
+            "method": lambda: self.method(4),
+            "property": lambda: self.property,
+            "object": lambda: self.table.of(4),
+        }
+        added = ways[self.way]() if self.way in ways else getattr(self, self.way)()
+        return self.layer(x + added)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "function",
+        "method",
+        "property",
+        "object",
+        "dict",
+        "list",
+        "tuple",
+        "of_the_file",
+        "own",
+        "decorated",
+    ],
+)
+def test_a_cache_that_the_capture_filled_is_filled_again_with_numbers(way: str) -> None:
+    """A relative position index of BEiT is made once a size, by a `functools` cache."""
+    BY_SIZE.clear()
+    model = Caches(way)
+    x = torch.randn(3, 4)
+    engine = ipu_exec.inferenceModel(model)
+    returned = engine(x)
+    assert torch.equal(returned, model.layer(x + torch.arange(4) / 4))
+    assert torch.equal(engine(x), returned)
