@@ -19,6 +19,7 @@ from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import records, sql_rows
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import looked_up
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import IpuVariables
 
@@ -102,24 +103,31 @@ class Model:
         return by_parent
 
     @cached_property
+    def step_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the program steps in tree order, and the index in `tree` of each of them."""
+        stored, programs = (self.report.file.table(one) for one in (records.Step, records.Program))
+        ids = programs["id"][self.report.sequence.tree]
+        node = looked_up(stored["program"], ids, np.arange(len(ids)), -1)
+        order = np.lexsort((stored["id"], node))
+        node = node[order]
+        if (node < 0).any() or (node[1:] == node[:-1]).any():
+            raise self.damaged("a program step has no leaf of the program tree of its own")
+        return order, node
+
+    @cached_property
     def steps(self) -> dict[str, np.ndarray]:
         """Program steps in tree order, with ``node`` (index in `tree`) and ids of vectors."""
         frame = self.report.program_steps()
         stored = self.report.file.table(records.Step)
         frame = frame.set_index("step").loc[stored["id"]]
-        nodes = [self.node_of.get(id, -1) for id in stored["program"].tolist()]
-        node = np.array(nodes, dtype=np.int64)
-        if (node < 0).any() or len(set(nodes)) < len(nodes):
-            raise self.damaged("a program step has no leaf of the program tree of its own")
-        order = np.lexsort((stored["id"], node))
+        order, node = self.step_rows
         columns = {
             **stored,
             "kind": frame["kind"].to_numpy(),
             "received": frame["bytes_in"].to_numpy(),
             "sent": frame["bytes_out"].to_numpy(),
-            "node": node,
         }
-        return {name: values[order] for name, values in columns.items()}
+        return {"node": node, **{name: values[order] for name, values in columns.items()}}
 
     @cached_property
     def step_of(self) -> dict[int, int]:
@@ -135,12 +143,6 @@ class Model:
             if self.steps["ipu"][first] == self.steps["ipu"][at]:
                 nodes[self.steps["node"][at]] = self.steps["node"][first]
         return nodes
-
-    @cached_property
-    def own_code(self) -> np.ndarray:
-        """For each step, whether it is the first to run its code."""
-        node = self.steps["node"]
-        return np.asarray(self.code_node[node] == node)
 
     @cached_property
     def compute_set_steps(self) -> np.ndarray:
@@ -191,20 +193,10 @@ class Model:
         for at, type in enumerate(self.tree["type"]):
             if type == records.SEQUENCE:
                 names[at] = called.get(names[at], names[at])
-        of_op = {
-            id: (str(own), str(theirs))
-            for id, own, theirs in zip(
-                ops["id"].tolist(), ops["name"], ops["popart_name"], strict=True
-            )
-        }
-        rows = zip(
-            self.steps["node"].tolist(),
-            self.steps["op"].tolist(),
-            self.steps["type"],
-            self.steps["kind"],
-            strict=True,
-        )
-        for at, op, type, kind in rows:
+        names_of = zip(ops["name"], ops["popart_name"], strict=True)
+        of_op = dict(zip(ops["id"].tolist(), names_of, strict=True))
+        rows = (self.steps[name].tolist() for name in ("node", "op", "type", "kind"))
+        for at, op, type, kind in zip(*rows, strict=True):
             if type == records.SYNC:
                 names[at] = "External" if kind == "external sync" else "Internal"
             else:
@@ -370,17 +362,6 @@ class Model:
 
     # -- what operators use ---
 
-    @cached_property
-    def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes."""
-        row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
-        by_op: dict[int, list[int]] = {}
-        pairs = self.report.file.table(records.Use)
-        for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
-            if op >= 0 and variable in row_of:
-                by_op.setdefault(op, []).append(row_of[variable])
-        return by_op
-
     def variables_of_step(self, step: int) -> list[int]:
         """Rows of the variables that a step's operator uses and that are live at the step.
 
@@ -401,13 +382,14 @@ class Model:
 
     @cached_property
     def _data_of_op(self) -> dict[int, np.ndarray]:
-        """`variables_of_op` without what programs have per tile."""
-        counted = np.isin(self.variables["category"], OF_PROGRAMS)
-        by_op = {}
-        for op, rows in self.variables_of_op.items():
-            every = np.array(rows, dtype=np.int64)
-            by_op[op] = every[~counted[every]]
-        return by_op
+        """Operator -> rows of the variables it uses, without what programs have per tile."""
+        uses, columns = self.report.file.table(records.Use), self.variables
+        rows = looked_up(uses["variable"], columns["id"], np.arange(len(columns["id"])), -1)
+        here = (rows >= 0) & ~np.isin(columns["category"], OF_PROGRAMS)[rows]
+        by_op: dict[int, list[int]] = {}
+        for op, row in zip(uses["op"][here].tolist(), rows[here].tolist(), strict=True):
+            by_op.setdefault(op, []).append(row)
+        return {op: np.array(rows, dtype=np.int64) for op, rows in by_op.items()}
 
     @cached_property
     def _data_of_step(self) -> dict[int, np.ndarray]:
@@ -475,10 +457,11 @@ class Model:
 
         By modelled IPU; -1 for a step of another IPU, or one that runs the code of an earlier step.
         """
-        shares = []
+        shares, node = [], self.steps["node"]
+        own_code = self.code_node[node] == node
         for order in self.order:
-            number = np.full(len(self.steps["id"]), -1, dtype=np.int64)
-            own = order[self.own_code[order]]
+            number = np.full(len(node), -1, dtype=np.int64)
+            own = order[own_code[order]]
             number[own] = np.arange(len(own))
             shares.append(number)
         return shares
@@ -488,24 +471,16 @@ class Model:
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
         """Compute set -> (vertex type, state bytes of one instance, id of the vector of counts)."""
-        use, kinds = (
-            self.report.file.table(records.VertexUse),
-            self.report.file.table(records.VertexType),
-        )
+        use, kinds = map(self.report.file.table, (records.VertexUse, records.VertexType))
         kind = {
-            int(id): (str(name), int(state))
-            for id, name, state in zip(
-                kinds["id"].tolist(), kinds["name"], kinds["state_bytes"].tolist(), strict=True
+            id: about
+            for id, *about in zip(
+                *(kinds[name].tolist() for name in ("id", "name", "state_bytes")), strict=True
             )
         }
         by_type: dict[int, list[tuple[str, int, int]]] = {}
-        rows = zip(
-            use["compute_set"].tolist(),
-            use["vertex_type"].tolist(),
-            use["count"].tolist(),
-            strict=True,
-        )
-        for compute_set, type, count in rows:
+        columns = (use[name].tolist() for name in ("compute_set", "vertex_type", "count"))
+        for compute_set, type, count in zip(*columns, strict=True):
             by_type.setdefault(compute_set, []).append((*kind.get(type, ("unknown", 0)), count))
         return by_type
 

@@ -9,23 +9,29 @@ that every step belongs to an operation.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ipuscope.profiler.enums import Role
+from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import Model
 from ipuscope.profiler.pva.programs import Program, make_program
 from ipuscope.profiler.pva.variables import LoweredVariable, lowered
+from ipuscope.profiler.report.frames import looked_up
 
 if TYPE_CHECKING:
     from ipuscope.profiler.pva.report import Report
 
 
-# an operator has variables of the other roles only to account for their memory
-_MADE = (Role.ACTIVATION, Role.GRADIENT)
+_OF_OPERATOR = (
+    *("id", "popart_name", "aten", "file", "line", "stage", "direction", "module"),
+    *("flops", "cycles", "plan"),
+)
 
 
 @plain
@@ -125,19 +131,11 @@ def _kind(popart_name: str) -> str:
     return parts[-2] if parts[-1].isdecimal() and len(parts) > 1 else parts[-1]
 
 
+@cache
 def _torch_schema(aten: str) -> str:
     """The name "aten::addmm" of "aten.addmm.default", in the form that PyTorch's own tools use."""
     space, _, name = aten.partition(".")
     return f"{space}::{name.split('.')[0]}"
-
-
-def _in_program_order(operations: list[Operation]) -> list[Operation]:
-    """Operations sorted by first step; those without steps come after the one that they follow."""
-    first, key = -1, []
-    for operation in operations:
-        first = operation.firstStepIndex if operation.firstStepIndex >= 0 else first
-        key.append(first)
-    return [operations[at] for at in np.argsort(key, kind="stable").tolist()]
 
 
 class OperationAnalysis:
@@ -149,90 +147,108 @@ class OperationAnalysis:
     @property
     def operations(self) -> LazyList[Operation]:
         """The captured operators, in the order in which they run."""
-        return LazyList(len(self._all), lambda i: self._all[i])
+        order = self._in_program_order
+        return LazyList(len(order), lambda i: self._operation(order[i]))
+
+    @property
+    def contexts(self) -> int:
+        """How many debug contexts there are, parents included."""
+        return 2 * len(self._rows) + len(self._without)
 
     def __repr__(self) -> str:
         return f"OperationAnalysis(operations={self.operations!r})"
 
-    @cached_property
-    def _all(self) -> list[Operation]:
-        model, ops = self._model, self._model.report.ops
-        steps_of: dict[int, list[int]] = {}
-        for step, op in enumerate(model.steps["op"].tolist()):
-            steps_of.setdefault(op, []).append(step)
-        operations = []
-        columns = {str(name): ops[name].tolist() for name in ops}
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        for id, row in zip(ops.index.tolist(), rows, strict=True):
-            operations.append(
-                Operation(model, row["popart_name"], self._context(id, row), steps_of.get(id, []))
-            )
-        operations += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1) + 1)
-        return _in_program_order(operations)
+    def _operation(self, at: int) -> Operation:
+        """One of the operators or, behind them, of the bodies' steps without operator."""
+        if at >= len(self._rows):
+            return self._without[at - len(self._rows)]
+        id, name, *_ = row = self._rows[at]
+        return Operation(self._model, name, self._context(row), self._steps.get(id, []))
 
     @cached_property
-    def _tensor_names(self) -> list[str]:
-        """The tensor name of each variable, without the number that tells its variables apart."""
-        variables = self._model.variables
-        first: dict[int, str] = {}
-        names = []
-        columns = (variables[name] for name in ("name", "tensor", "role"))
-        for name, tensor, role in zip(*columns, strict=True):
-            whole = tensor >= 0 and role != Role.STASH
-            names.append(first.setdefault(int(tensor), str(name)) if whole else str(name))
-        return names
+    def _in_program_order(self) -> list[int]:
+        """Positions as `_operation` takes them; a view is behind the operator before it."""
+        first, key = -1, []
+        for id, *_ in self._rows:
+            first = self._steps.get(id, (first,))[0]
+            key.append(first)
+        key += [operation.firstStepIndex for operation in self._without]
+        order: list[int] = np.argsort(key, kind="stable").tolist()
+        return order
 
-    def _context(self, id: int, row: dict[str, Any]) -> DebugContext:
-        variables = self._model.variables
-        used = self._model.variables_of_op.get(id, [])
-        tensors = [
-            i
-            for i in used
-            if variables["category"][i] == "variable" and variables["role"][i] != Role.TEMPORARY
-        ]
-        own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
-        own_names = {self._tensor_names[i] for i in own}
-        read = {self._tensor_names[i] for i in tensors} - own_names
-        place = Location(row["file"], row["line"])
-        kind = _kind(row["popart_name"])
-        about = {
-            "layer": "poptorch",
-            "op_name": row["popart_name"],
-            "op_type": kind,
-            "torch_schema": _torch_schema(row["aten"]),
-            "module": row["module"],
-            "block": row["block_name"],
-            "stage": row["stage"],
-            "direction": row["direction"],
-        }
-        parent = DebugContext(2 * id + 2, row["popart_name"], place, about)
-        fields = {
-            "layer": "popart",
-            "category": "op",
-            "instanceId": str(id),
-            "opid": kind,
-            "inputs": sorted(read),
-            "outputs": sorted(own_names),
-            "attributes": {"flops": row["flops"], "cycles": row["cycles"], "plan": row["plan"]},
-            "parentId": parent.id,
-        }
-        return DebugContext(2 * id + 1, row["popart_name"], place, fields, parent)
+    @cached_property
+    def _steps(self) -> dict[int, list[int]]:
+        """The steps of each operator; of -2 - b those of body b that have none."""
+        columns, (rows, _) = self._model.report.file.table(records.Step), self._model.step_rows
+        keys = np.where(columns["op"] < 0, -2 - columns["body"], columns["op"])
+        steps_of = defaultdict[int, list[int]](list)
+        for step, key in enumerate(keys[rows].tolist()):
+            steps_of[key].append(step)
+        return steps_of
 
-    def _without(self, steps: list[int], first: int) -> list[Operation]:
-        bodies = self._model.report.bodies
-        name_of = dict(zip(bodies["body"].tolist(), bodies["name"].tolist(), strict=True))
-        body_of = self._model.steps["body"]
-        entries: list[Operation] = []
-        for body in np.unique(body_of[steps]).tolist() if steps else []:
-            here = [step for step in steps if body_of[step] == body]
-            name = name_of.get(body, "")
-            fields = {
-                "layer": "poplar",
-                "category": "api",
-                "name": name,
-                "inputs": [],
-                "outputs": [],
-            }
-            context = DebugContext(first + len(entries), name, Location("", 0), fields)
-            entries.append(Operation(self._model, "", context, here))
+    @cached_property
+    def _rows(self) -> list[tuple[Any, ...]]:
+        """Of each operator what `_context` takes."""
+        ops, blocks = map(self._model.report.file.table, (records.Op, records.Block))
+        ops.read(*_OF_OPERATOR, "block")
+        block = looked_up(ops["block"], blocks["id"], blocks["name"], "")
+        columns = [ops[name] for name in _OF_OPERATOR] + [block]
+        return [*zip(*(column.tolist() for column in columns), strict=True)]
+
+    @cached_property
+    def _tensors(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
+        """Names of tensors that each operator uses, and of those that it makes.
+
+        They lack the number that tells a tensor's variables apart.
+        """
+        variables, uses = map(self._model.report.file.table, (records.Variable, records.Use))
+        names, role, tensor = variables["name"].copy(), variables["role"], variables["tensor"]
+        whole = np.flatnonzero((tensor >= 0) & (role != Role.STASH))
+        _, first, same = np.unique(tensor[whole], return_index=True, return_inverse=True)
+        names[whole] = names[whole[first[same]]]
+        row = looked_up(uses["variable"], variables["id"], np.arange(len(names)), -1)
+        of_tensor = (variables["category"] == "variable") & (role != Role.TEMPORARY)
+        here = np.flatnonzero((row >= 0) & of_tensor[row])
+        op, row = uses["op"][here], row[here]
+        # it has variables of the other roles only to account for their memory
+        made_here = (role == Role.ACTIVATION) | (role == Role.GRADIENT)
+        makes = made_here[row] & (variables["op"][row] == op)
+        used: dict[int, set[str]] = {}
+        made: dict[int, set[str]] = {}
+        for id, name, is_own in zip(op.tolist(), names[row], makes.tolist(), strict=True):
+            (made if is_own else used).setdefault(id, set()).add(name)
+        return used, made
+
+    def _context(self, row: tuple[Any, ...]) -> DebugContext:
+        id, name, aten, file, line, stage, direction, module, flops, cycles, plan, block = row
+        used, made = (names.get(id, set()) for names in self._tensors)
+        place = Location(file, line)
+        kind = _kind(name)
+        parent = DebugContext(
+            *(2 * id + 2, name, place),
+            {"layer": "poptorch", "op_name": name, "op_type": kind}
+            | {"torch_schema": _torch_schema(aten), "module": module, "block": block}
+            | {"stage": stage, "direction": direction},
+        )
+        attributes = {"flops": flops, "cycles": cycles, "plan": plan}
+        fields = (
+            {"layer": "popart", "category": "op", "instanceId": str(id), "opid": kind}
+            | {"inputs": sorted(used - made), "outputs": sorted(made), "attributes": attributes}
+            | {"parentId": parent.id}
+        )
+        return DebugContext(2 * id + 1, name, place, fields, parent)
+
+    @cached_property
+    def _without(self) -> list[Operation]:
+        """Of each body its steps without operator."""
+        bodies = self._model.report.file.table(records.Body)
+        name_of = dict(zip(bodies["id"].tolist(), bodies["name"].tolist(), strict=True))
+        first = 2 * max((row[0] for row in self._rows), default=-1) + 3
+        entries = []
+        for id, key in enumerate(sorted((key for key in self._steps if key < 0), key=abs), first):
+            name = name_of.get(-2 - key, "")
+            about = {"layer": "poplar", "category": "api", "name": name}
+            fields = {**about, "inputs": [], "outputs": []}
+            context = DebugContext(id, name, Location("", 0), fields)
+            entries.append(Operation(self._model, "", context, self._steps[key]))
         return entries
