@@ -62,7 +62,7 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     for line in (*plan.why, *plan.notes):
         _print_wrapped(line, "- ", "  ", console)
     if plan.left_out:
-        console.print("not compiled:")
+        console.print("not looked into:")
     for line in plan.left_out:
         _print_wrapped(line, "  ", "    ", console)
     cached = f", {plan.cached} from the disk" if plan.cached else ""

@@ -146,7 +146,7 @@ def _plan_of(state: State) -> Plan:
         tuple(ranked),
         some.names,
         gap=gap,
-        left_out=tuple(state.left_out),
+        left_out=plan_words.by_reason(state.left_out),
         stopped=state.stopped,
         compiles=state.done,
         seconds=time.monotonic() - state.began,
@@ -264,7 +264,7 @@ def _take_in_phases(state: State, settled: Settled, own: bool = False) -> None:
     same = next((one for one in state.phased.values() if equal_costs(one, costs)), None)
     state.phased[key] = costs
     if same is not None:
-        state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
+        state.leave_out(key, same.key)
         return
     itself = replace(predicted_in_phases(costs, mapping), own=own)
     add(state, replace(itself, obtained=settled.obtained))

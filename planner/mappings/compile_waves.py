@@ -62,7 +62,7 @@ def look_at(state: State, keys: Sequence[Key], results: Iterable[Priced | str]) 
         same = next((one for one in state.priced.values() if _equal(one, result)), None)
         if same is not None:
             state.equal[key] = same.key
-            state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
+            state.leave_out(key, same.key)
             continue
         state.priced[key] = result
         _look(state, result)

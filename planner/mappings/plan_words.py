@@ -212,19 +212,24 @@ def none_runs(candidates: Sequence[Candidate], question: Question) -> str:
     )
 
 
+def by_reason(left_out: Iterable[str]) -> tuple[str, ...]:
+    """What was not looked at, a line each reason."""
+    by_why: dict[str, list[str]] = {}
+    for what, colon, why in (one.partition(": ") for one in left_out):
+        by_why.setdefault(f"{colon}{why}" or what, []).append(what if colon else "")
+    return tuple(
+        f"{what}{f' and {len(others)} more' if what and others else ''}{why}"
+        for why, (what, *others) in by_why.items()
+    )
+
+
 def no_mapping(
     priced: Iterable[Priced], left_out: Iterable[str], question: Question, engine: Engine
 ) -> str:
     """Say that no mapping fits, by how many bytes and on what, and name the nearest that would."""
     every = list(priced)
-    by_why: dict[str, list[str]] = {}
-    for what, _, why in (one.partition(": ") for one in left_out):
-        by_why.setdefault(why, []).append(what)
-    reasons = "; ".join(
-        f"{what}{f' and {len(others)} more' if others else ''}: {why}"
-        for why, (what, *others) in by_why.items()
-    )
     if not every:
+        reasons = "; ".join(by_reason(left_out))
         return f"no mapping: nothing could be compiled for its costs ({reasons})"
     legal = [place for one in every for place in places(one, question)]
     if not legal:

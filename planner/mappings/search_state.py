@@ -80,6 +80,11 @@ class State:
             self.stopped = f"the budget of {budget:g} s is spent"
         return over
 
+    def leave_out(self, key: Key, same: Key) -> None:
+        """Leave a memory proportion out: it gives the costs of another."""
+        why = f"Blocks cost what they do with a proportion of {same.proportion:g}"
+        self.left_out.append(f"{key}: {why}")
+
     def tell(self, what: str) -> None:
         """Report progress."""
         self.on_news(News(self.done, self.wanted, what, self.best))

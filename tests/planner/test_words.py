@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ipuscope.planner.mappings import Plan, StagePlan
-from ipuscope.planner.mappings.plan_words import why
+from ipuscope.planner.mappings.plan_words import by_reason, why
 from tests.planner.test_plan_file import candidate, plan
 
 
@@ -50,3 +50,8 @@ def test_one_is_no_plural() -> None:
     assert lines[0].startswith("1 IPU as t=1 x p=1 x r=1: ")
     assert "1 of the 2 IPUs is better left free: no mapping onto more of them is better" in lines
     assert lines[-1].startswith("exact for the costs of 1 compile: ")
+
+
+def test_what_was_not_looked_into_has_a_line_a_reason() -> None:
+    lines = ["a: slow", "b does not divide 32", "c: slow", "d: too large: by 3", "e: slow"]
+    assert by_reason(lines) == ("a and 2 more: slow", "b does not divide 32", "d: too large: by 3")

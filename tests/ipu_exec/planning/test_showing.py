@@ -38,7 +38,7 @@ def test_on_80_columns_nothing_is_cut() -> None:
     assert {line.strip() for line in lines if len(line) > 80} == {split}
     assert "1-9x2" in printed
     said = " ".join(printed.split())
-    assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"compiled: {long}"))
+    assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"into: {long}"))
     assert all(line.startswith(("- ", "  ")) for line in lines if "a sentence" in line)
 
 
