@@ -22,7 +22,9 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` with its marks, for `note_overlaps` to find."""
+    """A view of ``tensor`` with its marks, for `note_overlaps` to find. Error: it has this one."""
+    if getattr(tensor, _MARK, ("",))[0] == place:
+        raise Error(f"poptorch.{place} marks a tensor that is marked: it is beside compute already")
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:

@@ -128,13 +128,14 @@ def _strategy(mapping: Mapped, stages: tuple[StageOptions, ...]) -> StrategyOpti
 def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
     """The options' mapping; None if no plan's: sequential stages or phases, Blocks out of order."""
     strategy = options.strategy
-    if strategy.execution is not Execution.PIPELINED and not strategy.pipelined_phases:
-        return None
     try:
         placement = place_model(graph, replace(options, auto_round_ipus=True))
     except Error:
         return None
     places = placement.stages
+    pipelined = strategy.execution is Execution.PIPELINED or strategy.pipelined_phases
+    if not pipelined and (placement.phases or len(places) > 1):
+        return None
     in_order = [name for place in places for name in place.blocks]
     if in_order != [block.name for block in graph.blocks] or not all(one.blocks for one in places):
         return None

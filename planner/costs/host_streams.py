@@ -36,10 +36,14 @@ class HostStreams:
     sync: str = ""
 
     @property
+    def overlapped(self) -> bool:
+        """Whether some of it goes over I/O tiles."""
+        return bool(self.load.any() or self.unload.any())
+
+    @property
     def waited_for(self) -> bool:
-        """Whether IPUs wait for all that moves: nothing goes over I/O tiles."""
-        overlapped = self.load.any() or self.unload.any()
-        return bool((self.stream_in.any() or self.stream_out.any()) and not overlapped)
+        """Whether IPUs wait for all that moves."""
+        return bool(self.stream_in.any() or self.stream_out.any()) and not self.overlapped
 
     def beside_compute(self) -> HostStreams:
         """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md)."""

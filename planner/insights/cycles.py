@@ -108,11 +108,9 @@ def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
 
 def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     """The gain of a pipeline over IPUs that work one after another."""
-    # PopTorch refuses overlapped I/O in a pipeline
-    overlapped = bool(costs.streams.load.any() or costs.streams.unload.any())
     stages = len(present.assignment.starts)
-    if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
-        return []
+    if costs.pipelined or len(set(costs.ipus)) == 1 or costs.streams.overlapped:
+        return []  # PopTorch refuses overlapped I/O in a pipeline
     many = max(costs.micro_batches, closed_forms.pipeline_stages(stages, costs.training))
     again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
     pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
@@ -288,9 +286,8 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     streams = costs.streams
     silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
     cycles = now - what_if(replace(costs, streams=silent), present.assignment).total
-    overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
     each = "with each micro-batch"
-    if overlapped:
+    if streams.overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
             " and after the last."

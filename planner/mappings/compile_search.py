@@ -152,7 +152,7 @@ def _plan_of(state: State) -> Plan:
         seconds=time.monotonic() - state.began,
         clock_hz=some.machine.clock_hz,
     )
-    notes = plan_words.ties_and_returns(draft, some) if isinstance(some, Costs) else ()
+    notes = plan_words.what_costs_say(draft, some) if isinstance(some, Costs) else ()
     return replace(draft, why=tuple(plan_words.why(draft)), notes=tuple(notes))
 
 

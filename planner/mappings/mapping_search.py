@@ -479,14 +479,15 @@ def shares_of(prediction: Prediction, exchange: float) -> dict[str, float]:
     spent = np.bincount(
         schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedule_types.TASKS)
     )
-    work = float(spent[list(_WORK)].sum())
+    work, idle = float(spent[list(_WORK)].sum()), spent[schedule_types.IDLE]
+    for_host = idle if len(set(prediction.assignment.ipus)) == 1 else 0  # over I/O tiles
     by_name = {
         "compute": work * (1 - exchange),
         "exchange": work * exchange + spent[schedule_types.COPY] + spent[schedule_types.SYNC],
-        "bubble": spent[schedule_types.IDLE],
+        "bubble": idle - for_host,
         "all-reduce": spent[schedule_types.REDUCE],
         "update": spent[schedule_types.UPDATE],
-        "host": spent[schedule_types.STREAM_IN] + spent[schedule_types.STREAM_OUT],
+        "host": spent[schedule_types.STREAM_IN] + spent[schedule_types.STREAM_OUT] + for_host,
     }
     total = sum(by_name.values()) or 1.0
     return {name: float(by_name[name] / total) for name in SHARES}

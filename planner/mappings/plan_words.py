@@ -97,12 +97,6 @@ def why(plan: Plan) -> Iterable[str]:
         else:
             stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
             yield f"{stages} recompute, since what they would keep does not fit their tiles"
-    host = best.shares["host"]
-    if host >= _MUCH_HOST_IO and not mapping.in_phases:
-        yield (
-            f"{_percent(host)} of the time waits for host I/O: --allow overlap plans one stage a"
-            " replica, where I/O tiles move it beside the work of another device iteration"
-        )
     yield _proof(plan)
 
 
@@ -170,8 +164,14 @@ def _proof(plan: Plan) -> str:
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
 
-def ties_and_returns(plan: Plan, costs: Costs) -> Iterable[str]:
-    """Sentences about stages that come back to an IPU, and weights that travel between IPUs."""
+def what_costs_say(plan: Plan, costs: Costs) -> Iterable[str]:
+    """Sentences about weights and stages that come back to an IPU, and about host I/O."""
+    host = plan.best.shares["host"]
+    if host >= _MUCH_HOST_IO and costs.streams.waited_for:
+        yield (
+            f"{_percent(host)} of the time waits for host I/O: --allow overlap plans one stage a"
+            " replica, where I/O tiles move it beside the work of another device iteration"
+        )
     ties, stages = costs.cuts.ties, plan.best.mapping.stages
     for one in ties.parted([stage.ipu for stage in stages for _ in stage.blocks]):
         weight = f"{ties.names[one]} travels between IPUs: {ties.nbytes[one]:,} bytes"

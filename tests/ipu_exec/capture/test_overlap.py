@@ -271,6 +271,7 @@ def given(x: torch.Tensor) -> torch.Tensor:
             ),
         ),
         (lambda x: taken(taken(x) + 1), "not a tensor input"),
+        (lambda x: taken(taken(x)), "it is beside compute already"),
         (
             lambda x: [y := x + 1, given(y)],
             r"poptorch\.set_overlap_for_output cannot be used with a tensor that is returned"
@@ -454,3 +455,11 @@ def test_a_script_that_overlaps_is_planned_on_one_stage_a_replica() -> None:
     assert {one.mapping.pipeline for one in planned(proportions=(0.6,)).candidates} == {1}
     with pytest.raises(Error, match="in a pipeline"):
         planned(fix=("p=2",))
+
+
+@pytest.mark.parametrize("mode", [None, LOOPS])
+def test_a_plan_offers_overlap_to_a_script_that_has_none(mode: OverlapMode | None) -> None:
+    inputs = (torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+    made = plan_model(Net((0, 0), mode), inputs, 1, options=options(), proportions=(0.6,))
+    assert made.best.shares["host"] > 0.05 and made.own is not None
+    assert any("--allow overlap" in note for note in made.notes) == (mode is None)
