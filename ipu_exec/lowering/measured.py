@@ -79,6 +79,7 @@ def convolution_kind(channels: int, groups: int) -> str:
     return FEW_CHANNELS if channels <= FEW else CONVOLUTION
 
 
+@cache
 def class_of(aten: str, channels: int = FEW + 1, groups: int = 1) -> str:
     """The kind of an operator by its name (``aten.mm.default``); "other" if no row is about it."""
     operator = info(aten)

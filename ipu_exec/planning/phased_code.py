@@ -14,12 +14,7 @@ import numpy as np
 
 from ipu_exec.compiler.emission.bodies import Body, ProgramStep
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.memory.code_on_tiles import (
-    CALL_INSTRUCTIONS,
-    INSTRUCTION_BYTES,
-    CodeOfIpu,
-    SharedCode,
-)
+from ipu_exec.compiler.memory.code_on_tiles import CodeOfIpu, SharedCode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Plan
 from ipuscope.planner.mappings.phased_costs import CodePieces
@@ -38,13 +33,10 @@ class _Pieces(CodeOfIpu):
     def __init__(self, shared: SharedCode, tiles: int) -> None:
         super().__init__(shared, tiles, _not_added)
         self.bytes: dict[Any, np.ndarray] = {}
-        self.calls = 0
 
-    def _step(self, body: Body, step: ProgramStep, step_id: int) -> tuple[int, ...]:
-        op = self.graph.ops[step.op] if step.op >= 0 else None
-        key = self.digests.of(step, op)
+    def _step(self, body: Body, step: ProgramStep, step_id: int, key: tuple[int, ...]) -> None:
         if key in self.bytes:
-            return key
+            return
         sizes = self._sizes(key, step)
         code = np.zeros_like(self.control) + sizes.control
         for _, _, nbytes in sizes.rest:
@@ -53,13 +45,9 @@ class _Pieces(CodeOfIpu):
         for vertices in step.vertices:
             there = self.on_tile.get(vertices.type, np.zeros(len(code), dtype=bool))
             self.on_tile[vertices.type] = there | (vertices.count > 0)
-        return key
 
     def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
         self.bytes[id(plan), -1] = constants
-
-    def _call(self, op: int) -> None:
-        self.calls += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
 
 
 def _not_added(*_: Any, **__: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,7 @@ def compile_step(
         *(model, args, kwargs, optimizer if training else None, contents, asked),
         options.tensor_sharding,
     )
+    gc.collect(0)  # tensors and autograd's nodes are cycles; nothing later is
     compiled = partial(passes.compile_graph, graph, asked, progress)
     directory = options.executable_cache
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()

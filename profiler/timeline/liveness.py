@@ -122,11 +122,17 @@ def _changes(
     change = np.repeat([1, -1], len(intervals.start))
     lives = np.tile(intervals.start < intervals.stop, 2)
     inside = (step > first) & (step < last) & lives
-    key = step[inside] * max(1, len(intervals.vectors)) + row[inside]
-    unique, where = np.unique(key, return_inverse=True)
-    merged = np.bincount(where, change[inside], len(unique)).astype(np.int64)
+    return _merged(step[inside], row[inside], change[inside])
+
+
+def _merged(
+    step: np.ndarray, row: np.ndarray, change: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Changes sorted by step and row, those of a row at a step as one, without those of 0."""
+    size = row.max(initial=0) + 1
+    unique, where = np.unique(step * size + row, return_inverse=True)
+    merged = np.bincount(where, change, len(unique)).astype(np.int64)
     unique, merged = unique[merged != 0], merged[merged != 0]
-    size = max(1, len(intervals.vectors))
     return unique // size, unique % size, merged
 
 
@@ -181,7 +187,7 @@ def peaks(
 
     ``fullest_tiles`` False: without ``max_tile`` and ``max_tile_bytes``, in a tenth of the time.
     """
-    tile_peak, peak_step = _tile_peaks(intervals, steps)
+    tile_peak, peak_step = tile_peaks(intervals, steps)
     max_tile, max_bytes = (
         fullest_of_steps(intervals, steps, always)
         if fullest_tiles
@@ -212,25 +218,31 @@ def _step_totals(intervals: Intervals, steps: int) -> np.ndarray:
     return np.cumsum(changes)
 
 
-def _tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """The most bytes on each tile, and the first step that has them: int64[tile] twice.
 
-    A tile is fullest after an addition, or, if there is none, at step 0.
+    A tile is fullest after an addition, or, if there is none, at step 0. Equal states, as in equal
+    layers, are computed once: they have the same sum of their vectors' (random) numbers.
     """
     step, row, change = _changes(intervals, -1, steps)
-    adding = np.union1d(step[change > 0], [0])
-    rows, column = np.unique(row, return_inverse=True)
-    if not len(rows):
-        nothing = np.zeros(intervals.tiles, dtype=np.int64)
-        return nothing, nothing
-    state = np.searchsorted(adding, step)  # an end between two of them counts from the later on
-    counted = state < len(adding)
-    shape = len(adding), len(rows)
-    cells = np.ravel_multi_index((state[counted], column[counted]), shape)
-    changes = np.bincount(cells, change[counted], shape[0] * shape[1]).reshape(shape)
-    counts = np.cumsum(changes, axis=0).astype(np.int32)
-    most, at = fullest_states(counts, intervals.vectors[rows])
-    return most, adding[at]
+    numbers = np.random.default_rng(0).integers(1 << 62, size=len(intervals.vectors))
+    alive = np.cumsum(change * numbers[row])
+    ends = np.flatnonzero(np.diff(step, append=-1))  # the last change of each step
+    ends = ends[np.isin(step[ends], step[change > 0])]
+    ends = ends[np.sort(np.unique(alive[ends], return_index=True)[1])]
+    state, row, change = _merged(np.searchsorted(ends, np.arange(len(step))), row, change)
+    begin = np.searchsorted(state, np.arange(len(ends) + 1)).tolist()
+    rows, changes = row.tolist(), change.tolist()
+    level, peak, at = (np.zeros(intervals.tiles, dtype=np.int64) for _ in range(3))
+    for number, now in enumerate(step[ends].tolist()):
+        for k in range(begin[number], begin[number + 1]):
+            vector = intervals.vectors[rows[k]]
+            level += vector if changes[k] == 1 else changes[k] * vector
+        higher = level > peak
+        if higher.any():
+            np.copyto(peak, level, where=higher)
+            np.copyto(at, now, where=higher)
+    return peak, at
 
 
 def fullest_states(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

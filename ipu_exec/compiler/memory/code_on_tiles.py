@@ -113,7 +113,8 @@ class SharedCode:
     def __init__(self, graph: Graph, outlined: bool) -> None:
         """``outlined``: equal phases share code, their transfers too (RemoteLoad at an offset)."""
         self.graph, self.outlined = graph, outlined
-        self.digests = _Digests(outlined)
+        self._digests = _Digests(outlined)
+        self._keys: dict[int, list[tuple[int, ...]]] = {}  # by id: the program has the bodies
         self.blocks: dict[tuple[int, ...], set[int]] = {}
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
@@ -123,12 +124,22 @@ class SharedCode:
 
     def read(self, bodies: Iterable[Body]) -> None:
         """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
+        ops = self.graph.ops
         for body in bodies:
-            for step in body.steps:
+            keys = self._keys[id(body)] = self.keys(body)
+            for step, key in zip(body.steps, keys, strict=True):
                 if step.plan is not None:
-                    op = self.graph.ops[step.op] if step.op >= 0 else None
-                    users = self.blocks.setdefault(self.digests.of(step, op), set())
-                    users.add(op.block if op is not None else -1)
+                    block = ops[step.op].block if step.op >= 0 else -1
+                    self.blocks.setdefault(key, set()).add(block)
+
+    def keys(self, body: Body) -> list[tuple[int, ...]]:
+        """The key of each step's code."""
+        if id(body) in self._keys:
+            return self._keys[id(body)]
+        ops = self.graph.ops
+        return [
+            self._digests.of(step, ops[step.op] if step.op >= 0 else None) for step in body.steps
+        ]
 
     def code(self) -> Code:
         """The code gathered so far."""
@@ -167,21 +178,23 @@ class CodeOfIpu:
         self.seen: set[tuple[int, ...]] = set()
         self.pieces: set[tuple[tuple[int, ...], ...]] = set()
         self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
-        self.digests = shared.digests
+        self.calls = 0  # bytes on every tile
         self.control_of: dict[tuple[int, ...], np.ndarray | int] = {}  # a plan's code -> bytes
 
     def body(self, body: Body, first_step: int) -> None:
         """Add the code of a body's steps (ids from ``first_step`` on) and its plans' constants."""
         called: tuple[int, int] | None = None
         piece = _Piece()
-        for step_id, step in enumerate(body.steps, first_step):
+        steps = zip(body.steps, self.shared.keys(body), strict=True)
+        for step_id, (step, key) in enumerate(steps, first_step):
             if self._begins_piece(step, body, piece):
                 self._end(piece)
                 piece = _Piece(self._weight(step.op))
             if step.plan is not None and (step.op, id(step.plan)) != called:
                 called = (step.op, id(step.plan))
                 piece.calls.append(step.op)
-            piece.keys.append(self._step(body, step, step_id))
+            piece.keys.append(key)
+            self._step(body, step, step_id, key)
         self._end(piece)
         for plan, users in _plans(body):
             if plan.constants is not None:
@@ -225,7 +238,7 @@ class CodeOfIpu:
                 self.control += nbytes
             else:
                 of_blocks[users] = of_blocks.get(users, np.zeros_like(self.control)) + nbytes
-        self.add("control code", "controlCode", Role.PROGRAM, self.control)
+        self.add("control code", "controlCode", Role.PROGRAM, self.control + self.calls)
         for users, nbytes in sorted(of_blocks.items()):
             name = self.graph.blocks[users[0]].name if len(users) == 1 else f"{len(users)} Blocks"
             number = self.add(f"control code of {name}", "controlCode", Role.PROGRAM, nbytes)
@@ -236,16 +249,13 @@ class CodeOfIpu:
 
     def _call(self, op: int) -> None:
         nbytes = CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-        self.control += nbytes
+        self.calls += nbytes
         self.shared.calls[op] = self.shared.calls.get(op, 0) + nbytes
 
-    def _step(self, body: Body, step: ProgramStep, step_id: int) -> tuple[int, ...]:
-        op = self.graph.ops[step.op] if step.op >= 0 else None
-        key = self.digests.of(step, op)
-        self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
-        if key in self.seen:
-            return key
-        self.seen.add(key)
+    def _step(self, body: Body, step: ProgramStep, step_id: int, key: tuple[int, ...]) -> None:
+        first = self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
+        if first != step_id:
+            return
         for vertices in step.vertices:
             nowhere = np.zeros_like(self.control, bool)
             before = self.on_tile.get(vertices.type, nowhere)
@@ -258,7 +268,6 @@ class CodeOfIpu:
         ids = self._step_code(sizes, body, step, step_id)
         if step.plan is not None and ids:
             self.shared.variables.setdefault(key, []).append(ids)
-        return key
 
     def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
         key = (id(plan), -1)

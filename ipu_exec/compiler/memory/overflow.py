@@ -9,6 +9,7 @@ import numpy as np
 
 from ipu_exec.machine import Target
 from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import (
     CODE,
     Overflow,
@@ -107,28 +108,21 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step, and the first step at which they are live.
-
-    One pass over the positions sums what begins and ends; a peak is where something begins.
-    """
-    begins: dict[int, list[np.ndarray]] = {}
-    ends: dict[int, list[np.ndarray]] = {}
-    over = max((variable.stop for variable in variables), default=0)  # nothing begins then
-    for variable in variables:
-        begins.setdefault(variable.start, []).append(variable.tile_bytes)
-        if variable.stop < over:
-            ends.setdefault(variable.stop, []).append(variable.tile_bytes)
-    level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
-    position, higher = np.zeros(tiles, np.int64), np.zeros(tiles, bool)
-    for at in sorted(begins.keys() | ends.keys()):
-        for nbytes in ends.get(at, ()):
-            level -= nbytes
-        for nbytes in begins.get(at, ()):
-            level += nbytes
-        if at not in begins:
+    """Per tile, the most bytes live at one step, and the first step at which they are live."""
+    always, row = np.zeros(tiles, np.int64), dict[int, int]()
+    lives: list[tuple[int, int, int]] = []
+    vectors: list[np.ndarray] = []
+    for one in variables:
+        if one.always_live:
+            always += one.tile_bytes
             continue
-        np.greater(level, peak, out=higher)
-        if higher.any():
-            np.copyto(peak, level, where=higher)
-            np.copyto(position, at, where=higher)
-    return peak, position
+        at = row.setdefault(id(one.tile_bytes), len(vectors))
+        if at == len(vectors):
+            vectors.append(one.tile_bytes)
+        lives.append((one.start, one.stop, at))
+    if not lives:
+        return always, np.zeros(tiles, np.int64)
+    start, stop, vector = np.array(lives).T
+    intervals = liveness.Intervals(start, stop, vector, np.array(vectors))
+    peak, position = liveness.tile_peaks(intervals, stop.max())
+    return always + peak, position

@@ -5,9 +5,9 @@ Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,21 +45,20 @@ def tile_memory(
     uses: set[tuple[int, int]] = set()
     shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
     shared.read(tree.bodies)
-    ipu_of = {
-        op.id: placement.ipus[stage]
-        for op, stage in zip(graph.ops, placement.op_stage, strict=True)
-    }
+    ops: dict[int, set[int]] = {ipu: set() for ipu in range(placement.num_ipus)}
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        ops[placement.ipus[stage]].add(op.id)
     for ipu in range(placement.num_ipus):
         begin = len(variables)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables, tensors)
         maker.storages()
         maker.in_place()
-        uses.update(maker.uses())
+        uses.update(maker.uses(ops[ipu]))
         first = len(variables)
         maker.temporaries()
         maker.buffers()
         maker.program(shared)
-        uses.update((v.op, v.id) for v in variables[first:] if ipu_of.get(v.op) == ipu)
+        uses.update((v.op, v.id) for v in variables[first:] if v.op in ops[ipu])
         of_ipu = variables[begin:]
         for variable, name in zip(of_ipu, unique(one.name for one in of_ipu), strict=True):
             variable.name = name  # programs that read profiles key bytes by it
@@ -95,7 +94,7 @@ class _Tensors:
             if value.producer >= 0:
                 makers.setdefault(value.storage, value.producer)
             if value.storage not in shapes:
-                shapes[value.storage] = json.dumps(list(value.shape))
+                shapes[value.storage] = str([*value.shape])
         for op in graph.ops:
             for used in op.inputs:
                 first_uses.setdefault(graph.values[used].storage, op.id)
@@ -201,13 +200,8 @@ class _Maker:
         variant. An optimiser's update counts as one expression over its operands, however many
         operators it has (popart's ``AdamUpdater``).
         """
-        storage = {value.id: value.storage for value in self.graph.values.values()}
         for body, at in self.bodies:
-            ends = {
-                step.op: at + index
-                for index, step in enumerate(body.steps)
-                if step.plan is not None
-            }
+            ends = {step.op: n for n, step in enumerate(body.steps, at) if step.plan is not None}
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
                 operator = info(op.aten)
@@ -215,15 +209,11 @@ class _Maker:
                 in_place = operator.fused_in_update if updates else operator.in_place
                 if not in_place or op.outputs[0] is None or end == at:
                     continue
-                outputs = [
-                    self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())
-                ]
+                outputs = map(self.variables.__getitem__, self._of_value(op.outputs[0]))
                 output = next((v for v in outputs if v.start == end), None)
                 if output is None:
                     continue
-                for index in (
-                    v for value in op.inputs for v in self.of_storage.get(storage[value], ())
-                ):
+                for index in chain.from_iterable(map(self._of_value, op.inputs)):
                     dies = self.variables[index]
                     overlaid = (
                         dies.role in (Role.ACTIVATION, Role.GRADIENT)
@@ -234,21 +224,21 @@ class _Maker:
                         self.variables[index] = replace(dies, stop=end)
                         break
 
-    def uses(self) -> Iterator[tuple[int, int]]:
+    def uses(self, ops: Iterable[int]) -> Iterator[tuple[int, int]]:
         """(operator, variable) of the tensors that operators of this IPU read or write."""
-        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if self.placement.ipus[stage] == self.ipu:
-                for value in (*op.inputs, *(output for output in op.outputs if output is not None)):
-                    for variable in self.of_storage.get(self.graph.values[value].storage, ()):
-                        yield op.id, variable
+        for op in map(self.graph.ops.__getitem__, ops):
+            for value in (*op.inputs, *op.outputs):
+                for variable in () if value is None else self._of_value(value):
+                    yield op.id, variable
+
+    def _of_value(self, value: int) -> Sequence[int]:
+        """The ids of a value's variables."""
+        return self.of_storage.get(self.graph.values[value].storage, ())
 
     def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
         storage, nbytes = self.graph.storages[storage_id], self.machine.whole(layout.bytes)
-        about: dict[str, Any] = {
-            "op": self.makers.get(storage_id, -1),
-            "stage": stage,
-            "tensor": storage_id,
-        }
+        maker = self.makers.get(storage_id, -1)
+        about: dict[str, Any] = {"op": maker, "stage": stage, "tensor": storage_id}
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
             own = {**about, "op": self._owner_op(storage_id)}
@@ -288,16 +278,9 @@ class _Maker:
         for body, at in self.bodies:
             for use in body.temporaries:
                 stage = self.placement.op_stage[use.op] if use.op >= 0 else body.stage
-                self.add(
-                    use.name,
-                    "variable",
-                    Role.TEMPORARY,
-                    use.tile_bytes,
-                    (at + use.first, at + use.last),
-                    op=use.op,
-                    stage=stage,
-                    interleaved=use.interleaved,
-                )
+                what, span = (use.name, "variable", Role.TEMPORARY), (at + use.first, at + use.last)
+                about: dict[str, Any] = {"stage": stage, "interleaved": use.interleaved}
+                self.add(*what, use.tile_bytes, span, op=use.op, **about)
                 if use.becomes_result:
                     self._result_of(use, at + use.last)
 
@@ -306,7 +289,7 @@ class _Maker:
         for output in self.graph.ops[use.op].outputs:
             if output is None:
                 continue
-            for index in self.of_storage.get(self.graph.values[output].storage, ()):
+            for index in self._of_value(output):
                 result = self.variables[index]
                 begins_here = result.start == end and result.stop > end + 1
                 if begins_here and np.all(result.tile_bytes <= use.tile_bytes):

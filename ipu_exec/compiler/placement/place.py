@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.placement.reads import read_values
@@ -22,6 +23,7 @@ logger = logging.getLogger("ipu_exec")
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+_AT_HOME = (*_PERSISTENT, Role.INPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,6 @@ class Transfer:
     source: int  # stage that makes it
     target: int  # furthest stage that needs it
     away: int  # furthest of those on another IPU: as far as it travels; the source where none is
-
-    def crosses(self, cut: int) -> bool:
-        """Whether the storage is copied over the cut between stages ``cut`` and ``cut + 1``."""
-        return self.source <= cut < self.target or self.target <= cut < self.source
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,14 @@ class Placement:
         """The stages that an IPU runs, in order."""
         return [stage for stage, runs in enumerate(self.ipus) if runs == ipu]
 
-    def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
-        """Bytes per micro-batch that cross the cut after stage ``cut``."""
-        return sum(
-            storage_bytes(graph, t.storage)
-            for t in self.transfers
-            if t.direction == direction and t.crosses(cut)
-        )
+    def cut_bytes(self, graph: Graph, direction: str) -> list[int]:
+        """Bytes per micro-batch that cross the cut behind each stage."""
+        changes = [0] * len(self.stages)
+        for one in self.transfers:
+            if one.direction == direction:
+                changes[min(one.source, one.target)] += storage_bytes(graph, one.storage)
+                changes[max(one.source, one.target)] -= storage_bytes(graph, one.storage)
+        return list(accumulate(changes))
 
 
 def storage_bytes(graph: Graph, storage: int) -> int:
@@ -309,7 +308,7 @@ def _place_ops(
         op_stage.append(stage)
         for value in op.inputs:
             storage = _storage_of(graph, value)
-            if storage.role in (*_PERSISTENT, Role.INPUT):
+            if storage.role in _AT_HOME:
                 # an accumulator is its weight's, whichever stage adds to it first
                 home.setdefault(storage.id, home.get(storage.parameter, stage))
         for output in op.outputs:

@@ -40,6 +40,8 @@ def block_rows(executable: Executable) -> list[records.Block]:
     place.accumulate_where_made(apart, each, False)
     alone = place.place(apart, each, False)
     inputs = _input_bytes(graph)
+    forward = alone.cut_bytes(graph, Direction.FORWARD)
+    backward = alone.cut_bytes(graph, Direction.BACKWARD)
     return [
         records.Block(
             block.id,
@@ -51,8 +53,8 @@ def block_rows(executable: Executable) -> list[records.Block]:
             cycles[block.id, Direction.UPDATE],
             weights[block.id],
             inputs[block.id],
-            alone.cut_bytes(graph, block.id, Direction.FORWARD),
-            alone.cut_bytes(graph, block.id, Direction.BACKWARD),
+            forward[block.id],
+            backward[block.id],
         )
         for block in graph.blocks
     ]

@@ -56,6 +56,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
         if op.direction == Direction.UPDATE:
             updates[stage] = updates.get(stage, 0) + tree.op_cycles.get(op.id, 0)
 
+    cuts = placement.cut_bytes(graph, Direction.FORWARD)
     total: Counter[tuple[int, str]] = Counter()
     for variable in executable.variables:
         if not is_copy_of_weight(placement, variable):
@@ -68,8 +69,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
         cycles = forward, backward, again, updates.get(stage, 0)
         depth = closed_forms.stash_depth(stages, stage) if stashes else 0
         nbytes = total[stage, Role.STASH], total[stage, Role.WEIGHT]
-        cut = placement.cut_bytes(graph, stage, Direction.FORWARD)
-        return records.Stage(stage, ipu, *cycles, depth, *nbytes, cut)
+        return records.Stage(stage, ipu, *cycles, depth, *nbytes, cuts[stage])
 
     return [row(stage, place.ipu) for stage, place in enumerate(placement.stages)]
 

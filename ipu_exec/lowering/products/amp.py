@@ -272,7 +272,7 @@ def outer_product_cycles(
 
 
 def reduce_partials_cycles(
-    outputs: Ints, depth: Ints, partial_bytes: int, out_bytes: int = 0, tile_bytes: int = 0
+    outputs: Ints, depth: Ints, partial_bytes: int, out_bytes: Ints = 0, tile_bytes: int = 0
 ) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
 
@@ -281,11 +281,10 @@ def reduce_partials_cycles(
     contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never. 256 outputs from
     8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
     """
-    outputs, depth = _together(outputs, depth)
-    out_bytes = out_bytes or partial_bytes
+    outputs, depth, out_bytes = _together(outputs, depth, out_bytes)
     half = partial_bytes == 2
     loop, tail = (8, 8) if half else (4, 6)
-    wider = int(out_bytes == 4)
+    wider = np.where(out_bytes > 0, out_bytes, partial_bytes) == 4
     loops = ceil_div(outputs, loop * WORKERS)
     cycles = WORKERS * (32 + (3 * depth + tail + wider) * loops)
     arriving = (depth - 1) * outputs * partial_bytes

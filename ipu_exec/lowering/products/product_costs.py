@@ -46,9 +46,13 @@ class Candidates:
 
 
 def estimate(
-    problem: Problem, machine: Machine, unit: amp.Unit, candidates: Candidates
+    problem: Problem,
+    machine: Machine,
+    unit: amp.Unit,
+    candidates: Candidates,
+    allowed: float = np.inf,
 ) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates."""
+    """(cycles, bytes of temporaries on the fullest tile) of candidates; inf if none is allowed."""
     method, height, serial = candidates.method, candidates.height, candidates.serial
     whole, problem = problem, kernel_part(problem, candidates.kernel_parts)
     f, o = candidates.field_parts, candidates.out_parts
@@ -61,6 +65,12 @@ def estimate(
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
     partials = rows * width * padded_outs(problem, unit, method, outs) * groups * partial
+    zeros = _zeros(problem, height, width, ins, outs, groups) * item
+    # inputs stay for the next serial step while partials, sent and received, are there at once
+    reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
+    temporary = np.maximum(inputs + weights + partials + zeros, reducing)
+    if temporary.min() > allowed:  # often so with few serial steps
+        return np.full(temporary.shape, np.inf), temporary
     # tiles that take the same operand share in storing it
     moved = inputs * (1.0 if problem.input_transform else problem.expansion) * (1 - 1 / o)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4)
@@ -77,11 +87,7 @@ def estimate(
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
     once = _ordering_cycles(whole, unit, method, height, used, ins)
-    zeros = _zeros(problem, height, width, ins, outs, groups) * item
     cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
-    # inputs stay for the next serial step while partials, sent and received, are there at once
-    reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
-    temporary = np.maximum(inputs + weights + partials + zeros, reducing)
     return cycles, temporary
 
 
@@ -210,9 +216,7 @@ def _finishing_cycles(
             cycles[adds] += elements[adds] * unit.partial_bytes / 4
         left[adds] = ceil_div(left[adds], radix)
         elements[adds] = ceil_div(elements[adds], radix)
-        last = left[adds] == 1
-        for out_bytes, here in ((unit.item_bytes, last), (unit.partial_bytes, ~last)):
-            at, tile_bytes = adds[here], machine.target.bytes_per_tile
-            sizes = unit.partial_bytes, out_bytes, tile_bytes
-            cycles[at] += amp.reduce_partials_cycles(elements[at], radix[here], *sizes)
+        out_bytes = np.where(left[adds] == 1, unit.item_bytes, unit.partial_bytes)
+        sizes = unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
+        cycles[adds] += amp.reduce_partials_cycles(elements[adds], radix, *sizes)
     return cycles

@@ -113,7 +113,7 @@ def _best_of(
     candidates = Candidates(
         method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g, k
     )
-    cycles, temporary = estimate(problem, machine, unit, candidates)
+    cycles, temporary = estimate(problem, machine, unit, candidates, allowed)
     possible = temporary <= allowed
     if method == "slic":  # a vertex has one group of input and of output channels
         possible &= (ins == grain_in) & (outs == grain_out)
