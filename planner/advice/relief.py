@@ -70,7 +70,7 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
         samples = basis.costs_with(levers).samples / basis.costs.samples
         cycles = round(basis.cycles_with(levers) / samples) - now
         command, where = _command_and_page(basis, levers)
-        estimate = any(lever.estimate(value) for lever, value in pulled(levers))
+        estimate = any(lever.estimate(basis, value) for lever, value in pulled(levers))
         reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
     return sorted(reliefs, key=lambda one: -one.freed)
 

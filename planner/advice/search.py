@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from math import log2
 from typing import Any
@@ -178,9 +179,10 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    exact = replace(levers, half=None, micro_batch=0, overlap=False)
+    estimates = [lever for lever, value in pulled(levers) if lever.estimate(basis, value)]
+    exact = reduce(Levers.without, (one.name for one in estimates if one.doubt), levers)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
-    doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
+    doubt = max((one.doubt for one in estimates), default=0.0) * abs(estimated)
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
@@ -192,7 +194,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         fullest.ipu,
         memory_in_words(outlook.memory, bool(levers.micro_batch or levers.overlap)),
         surely_fit(outlook.memory, bool(levers.micro_batch or levers.overlap)),
-        any(lever.estimate(value) for lever, value in pulled(levers)),
+        bool(estimates),
         doubt,
         code(basis, levers),
         argument(levers),

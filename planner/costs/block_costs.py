@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ipuscope.planner.costs.accumulating import Accumulating
 from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.costs.block_cycles import BlockCycles
 from ipuscope.planner.costs.block_memory import BlockMemory
@@ -25,7 +26,7 @@ _MOST_KEPT = 8  # sets of `BlockCosts.tables`
 # what these do not depend on, or say in their keys, and the memory, which has them
 _BESIDE = {
     *("micro_batches", "samples", "replicas", "reduce", "rings", "too_full"),
-    *("machine", "memory", "streams"),
+    *("machine", "memory", "streams", "accumulating"),
 }
 
 
@@ -82,6 +83,24 @@ class BlockCosts:
 
     # cycles of state in the profile beyond the estimate, on a Block of each IPU; empty: unknown
     moves_beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    # what gradients' accumulators would add; None: the profile has them, or it is no training
+    accumulating: Accumulating | None = None
+
+    def of_micro_batches(self, count: int) -> Self:
+        """With so many a weight update; from one on, accumulators are an estimate."""
+        more = self.accumulating if count > 1 else None
+        if more is None:
+            return replace(self, micro_batches=count)
+        cycles, memory = self.cycles, self.memory
+        return replace(
+            self,
+            micro_batches=count,
+            cycles=replace(cycles, backward=cycles.backward + more.cycles),
+            memory=replace(memory, always=memory.always + more.nbytes),
+            accumulating=None,
+            measured=False,
+        )
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""

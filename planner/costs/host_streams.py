@@ -115,6 +115,7 @@ def _outputs_once(report: Report) -> bool:
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
         out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
-        return out["stage"].nunique() == len(out)
+        if tasks["micro_batch"].max() > 0:  # of one micro-batch they leave once in either case
+            return out["stage"].nunique() == len(out)
     mode = report.options.get("outputMode", "Default")
     return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ipuscope.planner.costs.accumulating import Accumulating
 from ipuscope.planner.costs.all_reduce import gradient_bytes, rings_of
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
@@ -91,6 +92,11 @@ class Costs(BlockCosts):
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
+            accumulating=(
+                Accumulating.from_report(report, len(blocks))
+                if training and accumulation == 1 and tiles
+                else None
+            ),
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             replicas=report.target.num_replicas,
             training=training,

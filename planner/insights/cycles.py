@@ -240,10 +240,13 @@ def _even(costs: Costs) -> Costs:
 def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     """The gain per sample of more micro-batches an update: rarer ramps plus a shared update."""
     many = costs.micro_batches * _MORE_MICRO_BATCHES
-    longer = what_if(replace(costs, micro_batches=many), present.assignment)
+    longer = what_if(costs.of_micro_batches(many), present.assignment)
     ramps, update = present.ramps, present.update
-    of_update = update - longer.update // _MORE_MICRO_BATCHES
-    of_ramps = present.total - longer.total // _MORE_MICRO_BATCHES - of_update
+    gain = present.total - longer.total // _MORE_MICRO_BATCHES
+    if costs.streams.across:  # beside the update are waits for the next inputs
+        update = gain * _MORE_MICRO_BATCHES // (_MORE_MICRO_BATCHES - 1)
+    of_update = update - longer.update // _MORE_MICRO_BATCHES if ramps else gain
+    of_ramps = gain - of_update
     name = "gradientAccumulation" if costs.training else "deviceIterations"
     spoken = "gradient accumulation" if costs.training else "device iterations"
     instead = f"{spoken} of {many} instead of {costs.micro_batches}"
@@ -262,7 +265,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 changes_batch=costs.training,
             )
         )
-    if update and costs.training:
+    if of_update > 0 and update and costs.training:
         findings.append(
             Insight(
                 f"the weight update at its end takes {update / max(1, present.total):.0%} of"
@@ -273,6 +276,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 "/timeline",
                 of_update,
                 change=change,
+                estimate=costs.accumulating is not None,
                 waits=Waits(phases=(PipelinePhase.UPDATE,)),
                 changes_batch=costs.training,
             )

@@ -179,7 +179,7 @@ class Basis:
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self._estimated(bool(levers.half), ratio)
         if levers.micro_batches:
-            costs = replace(costs, micro_batches=levers.micro_batches)
+            costs = costs.of_micro_batches(levers.micro_batches)
         if levers.replicas:
             split = levers.split or self.present
             costs = costs.on_replicas(levers.replicas, max(split.ipus) + 1)

@@ -74,11 +74,11 @@ class Lever:
     settings: Callable[[Basis, Allowed], list[Any]] = lambda basis, allowed: []  # a search finds it
     doubt: float = 0.0
     changes: str = ""
-    is_estimate: Callable[[Any], bool] | None = None
+    is_estimate: Callable[[Basis, Any], bool] | None = None
 
-    def estimate(self, value: Any) -> bool:
+    def estimate(self, basis: Basis, value: Any) -> bool:
         """Whether costs with it are estimates."""
-        return self.doubt > 0 if self.is_estimate is None else self.is_estimate(value)
+        return self.doubt > 0 if self.is_estimate is None else self.is_estimate(basis, value)
 
 
 def _sizes(basis: Basis, allowed: Allowed) -> list[int]:
@@ -228,7 +228,9 @@ LEVERS: dict[str, Lever] = {
             _accumulation_line,
             _about_accumulation,
             lambda basis, allowed: counts(basis, allowed.samples) if allowed.samples else [],
+            doubt=0.15,
             changes="samples",
+            is_estimate=lambda basis, value: value > 1 and basis.costs.accumulating is not None,
         ),
         Lever(
             "replicas",
@@ -268,7 +270,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: location_line(value),
             _about_state,
             _other_states,
-            is_estimate=lambda value: value == STATES[2],
+            is_estimate=lambda basis, value: value == STATES[2],
         ),
         Lever(
             "overlap",

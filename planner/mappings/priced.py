@@ -107,8 +107,7 @@ class Place:
         key, costs = self.priced.key, self.priced.costs
         if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
             costs = costs.with_ties_at_home
-        costs = replace(costs, micro_batches=self.accumulation)
-        costs = costs.on_replicas(self.replicas, self.pipeline)
+        costs = costs.of_micro_batches(self.accumulation).on_replicas(self.replicas, self.pipeline)
         return replace(costs, rings=self._rings_in_parts) if key.in_parts else costs
 
     @property

@@ -56,8 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
-    from dataclasses import replace
-
     import pandas as pd
 
     from ipuscope.planner.costs.profile_costs import Costs
@@ -83,7 +81,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         raise common.CommandError(str(error)) from error
     try:
         if args.micro_batches:
-            costs = replace(costs, micro_batches=args.micro_batches)
+            costs = costs.of_micro_batches(args.micro_batches)
         now = what_if(costs, profiled(costs))
         ipus = common.stage_ipus(args)
         asked = [(text, parse_assignment(costs.names, text, ipus, costs)) for text in args.assign]
@@ -115,6 +113,8 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]
+    if args.micro_batches and costs.accumulating is not Costs.from_report(report).accumulating:
+        lines.append(say("What accumulators take is an estimate: as profiled there are none."))
     if within := confidence.likely(report):
         lines.append(say(f"Cycles are {within}; two splits share most of that."))
     lines += common.mark(report) if report.imported else ()
