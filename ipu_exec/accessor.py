@@ -81,11 +81,9 @@ class AsynchronousDataAccessor:
         self._items = context.Queue(buffer_size)
         # An epoch that the worker may fill the buffer with; -1: only the first item of the first.
         self._wanted: Synchronized[int] = context.Value("q", 0 if early_preload else -1)
-        served = (
-            dataset
-            if rebatched_size is None
-            else Rebatched(dataset, rebatched_size, drop_last=True)
-        )
+        served = dataset
+        if rebatched_size is not None:
+            served = Rebatched(dataset, rebatched_size, drop_last=True)
         seed = int(torch.empty((), dtype=torch.int64).random_())
         method = torch.multiprocessing.get_start_method()
         job = _Job(served, load_indefinitely, seed, sharing_strategy.value, method)

@@ -323,11 +323,7 @@ class ExecutionStrategy:
         return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def __repr__(self) -> str:
-        inside = (
-            ", ".join(map(repr, self.stages))
-            if self.stages
-            else f"AutoStage.{self.auto_stage.name}"
-        )
+        inside = ", ".join(map(repr, self.stages)) or f"AutoStage.{self.auto_stage.name}"
         return f"{type(self).__name__}({inside})"
 
 

@@ -189,11 +189,8 @@ class Options(Group):
     @property
     def batch_factor(self) -> int:
         """Micro-batches of a call: deviceIterations x gradientAccumulation x `input_replicas`."""
-        return (
-            int(self.device_iterations)
-            * int(self.Training.gradient_accumulation)
-            * self.input_replicas
-        )
+        accumulation = int(self.Training.gradient_accumulation)
+        return int(self.device_iterations) * accumulation * self.input_replicas
 
     def combined_batch(self, batch_size: int) -> int:
         """Samples of one call, for a script whose micro-batches have ``batch_size`` samples.

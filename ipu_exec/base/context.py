@@ -11,6 +11,7 @@ import torch
 
 from ipu_exec.errors import Error, warn_once
 
+NOTHING = contextlib.nullcontext()  # where nothing is to be entered
 _depth = 0
 
 
@@ -37,7 +38,7 @@ substitutions: list[type[contextlib.AbstractContextManager[object]]] = []
 
 def substituted() -> contextlib.AbstractContextManager[object]:
     """Inside, the replacements of `substitutions` are active."""
-    return _all_of(substitutions) if substitutions else contextlib.nullcontext()
+    return _all_of(substitutions) if substitutions else NOTHING
 
 
 @contextlib.contextmanager
@@ -114,4 +115,4 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
 def copying_before_changes(mutates: bool) -> contextlib.AbstractContextManager[Any]:
     """Around forward and backward: copy what the backward needs before an in-place change."""
     graph = torch.autograd.graph
-    return graph.allow_mutation_on_saved_tensors() if mutates else contextlib.nullcontext()
+    return graph.allow_mutation_on_saved_tensors() if mutates else NOTHING

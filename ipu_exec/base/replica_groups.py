@@ -171,11 +171,7 @@ class GroupedParameter:
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
         """Give groups of ``shards`` replicas their own values, from the next compilation on."""
-        self._asked[self._name] = (
-            comm_group_type,
-            shards,
-            variable_retrieval_mode,
-        )
+        self._asked[self._name] = (comm_group_type, shards, variable_retrieval_mode)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parameter, name)

@@ -14,7 +14,6 @@ from torch.utils._pytree import (
     SUPPORTED_NODES,
     register_pytree_node,
     tree_flatten,
-    tree_leaves,
     tree_map,
     tree_unflatten,
 )
@@ -68,29 +67,27 @@ class _Like:
         return type(self.structure).__name__
 
 
-def learn(tree: Any) -> None:
-    """Register the containers in ``tree`` that pytree treats as leaves but can be flattened."""
-    if _is_plain(tree):
-        return
-    while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
-        _register(type(unknown))
+def learn(tree: Any) -> list[Any]:
+    """Register the containers in ``tree`` that pytree treats as leaves but can be flattened.
 
-
-def _is_plain(tree: Any) -> bool:
-    kind = type(tree)
-    if kind is list or kind is tuple:
-        return all(map(_is_plain, tree))
-    return kind is torch.Tensor or (kind is dict and all(map(_is_plain, tree.values())))
+    Returns the leaves.
+    """
+    leaves = leaves_of(tree)
+    while unknown := [leaf for leaf in leaves if _can_be_taken_apart(leaf)]:
+        _register(type(unknown[0]))
+        leaves = leaves_of(tree)
+    return leaves
 
 
 # Most batches are lists, tuples and dicts of tensors. pytree takes longer for these than some
 # operators: it only gets the others.
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str))
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """A structure like ``tree`` with ``function`` of each of its leaves."""
     kind = type(tree)
-    if kind is torch.Tensor:
+    if kind in _LEAVES:
         return function(tree)
     if kind is tuple or kind is list:
         return kind([map_leaves(function, item) for item in tree])
@@ -129,7 +126,7 @@ def joined(trees: Sequence[Any], join: Callable[[tuple[Any, ...]], Any]) -> Any:
 
 
 def _can_be_taken_apart(leaf: object) -> bool:
-    if isinstance(leaf, torch.Tensor) or type(leaf) in SUPPORTED_NODES:
+    if type(leaf) in _LEAVES or isinstance(leaf, torch.Tensor) or type(leaf) in SUPPORTED_NODES:
         return False
     return isinstance(leaf, dict) or parser_of(leaf) is not None
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ipu_exec.base.context import refuse
-from ipu_exec.base.structures import learn, tensors_in
+from ipu_exec.base.structures import learn
 from ipu_exec.errors import Error
 
 logger = logging.getLogger("ipu_exec")
@@ -47,8 +47,7 @@ def find_loss(returned: Any) -> torch.Tensor:
 
     Error if there is neither. It need not depend on a weight.
     """
-    learn(returned)
-    tensors = tensors_in(returned)
+    tensors = [leaf for leaf in learn(returned) if isinstance(leaf, torch.Tensor)]
     marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
     scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
     candidates = marked or scalars

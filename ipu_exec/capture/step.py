@@ -17,6 +17,7 @@ import torch
 from ipu_exec.base.context import copying_before_changes
 from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype, take_step
 from ipu_exec.base.sharding_plan import TensorSharding
+from ipu_exec.base.structures import tensors_in
 from ipu_exec.capture import overlap, shared_sizes
 from ipu_exec.capture.layers.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.layers.expand import PerWeight, Registered, expand
@@ -30,7 +31,7 @@ from ipu_exec.capture.recording.marks import (
     note_serialised_products,
 )
 from ipu_exec.capture.recording.open_blocks import reset_blocks
-from ipu_exec.capture.recording.recorder import Recorder, tensors_of
+from ipu_exec.capture.recording.recorder import Recorder
 from ipu_exec.capture.rewrites.casts import Casting
 from ipu_exec.capture.rewrites.multi_conv import fuse
 from ipu_exec.capture.rewrites.replacements import torch_as_on_ipu
@@ -187,7 +188,7 @@ class _Run:
         args, kwargs = self.fakes.copies((self.step.args, self.step.kwargs))
         self.recorder.graph.inputs = tuple(
             self.recorder.register(tensor, Role.INPUT, f"input.{index}")
-            for index, tensor in enumerate(tensors_of((args, kwargs)))
+            for index, tensor in enumerate(tensors_in((args, kwargs)))
         )
         return args, kwargs
 
@@ -341,7 +342,7 @@ class _Run:
         note_checkpoints(graph, recorder.tensors())
         note_memory_proportions(graph, recorder.tensors())
         note_serialised_products(graph, recorder.tensors())
-        graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_of(returned))
+        graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_in(returned))
 
     def _finished(self) -> Graph:
         """The graph with all that the run determines."""

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from ipu_exec.base.structures import joined, learn
+from ipu_exec.base.structures import joined, learn, tensors_in
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.options import Options
 
@@ -203,11 +203,4 @@ def sample(loader: Any) -> Any:
 
 
 def _samples(batch: Any) -> int:
-    return next(
-        (
-            leaf.shape[0]
-            for leaf in tree_leaves(batch)
-            if isinstance(leaf, torch.Tensor) and leaf.dim()
-        ),
-        0,
-    )
+    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()), 0)

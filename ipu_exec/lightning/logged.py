@@ -94,11 +94,8 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
         on_epoch: bool | None = None,
         **settings: Any,
     ) -> None:
-        logged = (
-            value
-            if isinstance(value, torch.Tensor | torch.nn.Module)
-            else torch.tensor(float(value))
-        )
+        is_logged = isinstance(value, torch.Tensor | torch.nn.Module)
+        logged = value if is_logged else torch.tensor(float(value))
         own_arguments = ("reduce_fx", "add_dataloader_idx", "batch_size", "metric_attribute")
         own_settings = {name: settings[name] for name in own_arguments if name in settings}
         shown = {"prog_bar": prog_bar, "logger": logger is not False}

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ipu_exec.capture.recording.recorder import Recorder, tensors_of
+from ipu_exec.base.structures import tensors_in
+from ipu_exec.capture.recording.recorder import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
@@ -118,7 +119,7 @@ class Watch:
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
         """Inside, operators belong to that micro-batch; `backward` marks its backward."""
-        self._values = {f"input.{i}": leaf for i, leaf in enumerate(tensors_of(inputs))}
+        self._values = {f"input.{i}": leaf for i, leaf in enumerate(tensors_in(inputs))}
         self._values |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
         }

@@ -63,7 +63,6 @@ class CallPlan:
         return (iteration * self.accumulation + step) * self.input_replicas + source
 
 
-@dataclass(slots=True)
 class Outputs:
     """Stores the micro-batches' outputs that the output mode returns, and joins them.
 
@@ -73,31 +72,32 @@ class Outputs:
     become a vector, one stays a scalar. As on an IPU, int64 and float64 become int32 and float32.
     """
 
-    plan: CallPlan
-    # (micro-batch, replica) -> what the model returned
-    _returned: dict[tuple[int, int], Any] = field(default_factory=dict)
+    def __init__(self, plan: CallPlan) -> None:
+        self._accumulation, mode = plan.accumulation, plan.output_mode
+        self._period = plan.output_period if mode is OutputMode.EveryN else 1
+        if mode is OutputMode.Final:
+            self._period = plan.device_iterations * plan.accumulation
+        self._sums = mode is OutputMode.Sum
+        self._as_one = plan.outputs_as_one and mode in (OutputMode.Final, OutputMode.Sum)
+        # (micro-batch, replica) -> what the model returned
+        self._returned: dict[tuple[int, int], Any] = {}
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
         """Add the model's result for one micro-batch."""
-        learn(returned)
-        index, plan = iteration * self.plan.accumulation + step, self.plan
-        if plan.outputs_as_one and plan.output_mode in (OutputMode.Final, OutputMode.Sum):
+        index = iteration * self._accumulation + step
+        if (index + 1) % self._period:
+            return
+        if type(returned) is not torch.Tensor:
+            learn(returned)
+        copied = map_leaves(_copied, returned)
+        if self._as_one:
             replica = 0  # one after another: the last one's stay
-        if plan.output_mode is OutputMode.Sum:
-            so_far = self._returned.get((0, replica))
-            leaves, together = taken_apart(map_leaves(_copied, returned))
-            if so_far is not None:
-                leaves = [_add(a, b) for a, b in zip(leaves_of(so_far), leaves, strict=True)]
-            self._returned[0, replica] = together(leaves)
-        elif (
-            plan.output_mode is OutputMode.All
-            or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)
-            or (
-                plan.output_mode is OutputMode.Final
-                and index == plan.device_iterations * plan.accumulation - 1
-            )
-        ):
-            self._returned[index, replica] = map_leaves(_copied, returned)
+        index = 0 if self._sums else index
+        if self._sums and (0, replica) in self._returned:
+            leaves, together = taken_apart(copied)
+            so_far = leaves_of(self._returned[0, replica])
+            copied = together([_add(a, b) for a, b in zip(so_far, leaves, strict=True)])
+        self._returned[index, replica] = copied
 
     @property
     def any(self) -> bool:
@@ -106,36 +106,36 @@ class Outputs:
 
     def result(self) -> Any:
         """The call's result, in the structure that the model returned."""
-        ordered = [taken_apart(self._returned[key]) for key in sorted(self._returned)]
-        columns = zip(*(leaves for leaves, _ in ordered), strict=True)
-        leaves = [_join([_narrow(leaf) for leaf in column]) for column in columns]
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                leaf.backward = refuse_backward  # type: ignore[method-assign]
-                leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
-        _, together = ordered[-1]
-        return together(leaves)
+        first, *others = [self._returned[key] for key in sorted(self._returned)]
+        if not others:
+            return map_leaves(_as_output, first)
+        columns = zip(*map(leaves_of, (first, *others)), strict=True)
+        joined = map(_join, columns)
+        return map_leaves(lambda _: _as_output(next(joined)), others[-1])
 
 
 def _copied(leaf: Any) -> Any:
     """A copy: the leaf may be a buffer or an input, which the next micro-batch changes in place."""
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone() if leaf.requires_grad else leaf.clone()
 
 
-def _narrow(leaf: Any) -> Any:
-    return (
-        leaf.to(_ON_IPU[leaf.dtype])
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in _ON_IPU
-        else leaf
-    )
+def _as_output(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    output = leaf.to(_ON_IPU[leaf.dtype]) if leaf.dtype in _ON_IPU else leaf
+    output.backward = refuse_backward  # type: ignore[method-assign]
+    output.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
+    return output
 
 
 def _add(total: Any, leaf: Any) -> Any:
     return total + leaf if isinstance(total, torch.Tensor) else leaf
 
 
-def _join(leaves: list[Any]) -> Any:
-    if len(leaves) == 1 or not isinstance(leaves[0], torch.Tensor):
+def _join(leaves: tuple[Any, ...]) -> Any:
+    if not isinstance(leaves[0], torch.Tensor):
         return leaves[-1]
     return torch.stack(leaves) if leaves[0].dim() == 0 else torch.cat(leaves)
 

@@ -24,15 +24,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from ipu_exec.base.context import NOTHING
 from ipu_exec.base.optimiser_attributes import take_step
 from ipu_exec.base.replica_groups import run, spread
-from ipu_exec.base.structures import map_leaves, tensors_in
+from ipu_exec.base.structures import map_leaves, taken_apart, tensors_in
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.enums import MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
@@ -46,7 +47,6 @@ from ipu_exec.numerics.randomness import ReplicaRandomness
 
 logger = logging.getLogger("ipu_exec")
 Gradients = dict[torch.Tensor, torch.Tensor]
-_NOTHING = contextlib.nullcontext()
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
@@ -95,23 +95,29 @@ def _computes_in_float64(model: torch.nn.Module) -> bool:
     return any(tensor.dtype is torch.float64 for tensor in tensors)
 
 
-def micro_batch(
-    inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, replica: int = 0
-) -> Any:
-    """``inputs`` with each tensor narrowed to one micro-batch, in the same tuples, lists and dicts.
+def micro_batches(inputs: Any, plan: CallPlan) -> Callable[[int], Any]:
+    """A function of `CallPlan.micro_batch_index`: ``inputs`` with each tensor cut to a micro-batch.
 
-    Tensors are contiguous, as on an IPU: a model may take a ``view`` of an input that its caller
-    expanded or transposed.
+    In the same tuples, lists and dicts. Tensors are contiguous, as on an IPU: a model may take a
+    ``view`` of an input that its caller expanded or transposed.
     """
-    index, factor = plan.micro_batch_index(iteration, step, replica), plan.factor
+    leaves, together = taken_apart(inputs)
+    parts = [(leaf, _cut(leaf, plan.factor)) for leaf in leaves]
+    args, kwargs = inputs
+    flat = not kwargs and list(map(id, leaves)) == list(map(id, args))  # quicker put together
 
-    def narrow(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
-            return leaf
-        size = leaf.shape[0] // factor
-        return leaf[index * size : (index + 1) * size].contiguous()
+    def micro_batch(index: int) -> Any:
+        row = [leaf if cut is None else cut[index].contiguous() for leaf, cut in parts]
+        return (tuple(row), {}) if flat else together(row)
 
-    return map_leaves(narrow, inputs)
+    return micro_batch
+
+
+def _cut(leaf: Any, count: int) -> Sequence[torch.Tensor] | None:
+    """A tensor's equal parts along dimension 0, which an operator in place may change."""
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+        return None
+    return [leaf.detach()] if count == 1 else leaf.unsafe_split(leaf.shape[0] // count)
 
 
 class ReplicaBuffers:
@@ -124,6 +130,8 @@ class ReplicaBuffers:
 
     def __init__(self, randomness: ReplicaRandomness | None = None) -> None:
         self._copies: dict[int, dict[str, torch.Tensor]] = {}
+        # the last gradients: freed at the end of a call, their pages would go back to the system
+        self.spent: list[torch.Tensor | None] = []
         self.randomness = randomness
 
     def of(
@@ -135,13 +143,13 @@ class ReplicaBuffers:
         """
         number = replica if among_all is None else among_all
         if replica == 0 and (self.randomness is None or number == 0):
-            return _NOTHING
+            return NOTHING
         return self._of(model, replica, number)
 
     @contextlib.contextmanager
     def _of(self, model: torch.nn.Module, replica: int, among_all: int) -> Iterator[None]:
-        drawing = _NOTHING if self.randomness is None else self.randomness.of(among_all)
-        with drawing, _NOTHING if replica == 0 else self._buffers_of(model, replica):
+        drawing = NOTHING if self.randomness is None else self.randomness.of(among_all)
+        with drawing, NOTHING if replica == 0 else self._buffers_of(model, replica):
             yield
 
     @contextlib.contextmanager
@@ -169,6 +177,7 @@ class ReplicaBuffers:
         """Start again from the model's buffers, or from those with these names only."""
         if not names:
             self._copies.clear()
+            self.spent.clear()
         for buffers in self._copies.values():
             for name in names:
                 buffers.pop(name, None)
@@ -179,27 +188,23 @@ def infer(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     plan: CallPlan,
-    buffers: ReplicaBuffers | None = None,
+    buffers: ReplicaBuffers,
+    precision: Precision,
     watch: Watch | None = None,
-    precision: Precision | None = None,
 ) -> Any:
     """One inference call: every micro-batch, with outputs by the output mode."""
-    buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
-    outputs = Outputs(plan)
-    precision = precision or Precision()
-    with torch.no_grad():
-        for iteration, replica in _iterations(plan):
-            among_all = plan.first_replica + replica
+    outputs, micro_batch = Outputs(plan), micro_batches((args, kwargs), plan)
+    with torch.set_grad_enabled(False):
+        for number in range(plan.device_iterations * plan.replicas):
+            iteration, replica = divmod(number, plan.replicas)
+            among_all, at = plan.first_replica + replica, (iteration, 0, replica)
+            inputs = micro_batch(plan.micro_batch_index(*at))
+            watched = NOTHING if watch is None else watch.micro_batch(inputs, *at)
             with buffers.of(model, replica, among_all):
-                for step in range(plan.accumulation):
-                    positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                    with (
-                        _watched(watch, (positional, named), iteration, step, replica),
-                        precision.model(replica),
-                    ):
-                        returned = run(model, plan.groupings, among_all, positional, named)
-                    outputs.add(returned, iteration, step, replica)
+                with watched, precision.model(replica):
+                    returned = run(model, plan.groupings, among_all, *inputs)
+                outputs.add(returned, *at)
     return outputs.result()
 
 
@@ -209,58 +214,60 @@ def train(
     kwargs: dict[str, Any],
     plan: CallPlan,
     optimizer: torch.optim.Optimizer,
-    buffers: ReplicaBuffers | None = None,
-    loss_of: Callable[[Any], torch.Tensor] = find_loss,
+    buffers: ReplicaBuffers,
+    precision: Precision,
     watch: Watch | None = None,
-    precision: Precision | None = None,
     together: Instances | None = None,
+    parameters: Iterable[torch.Tensor] | None = None,
 ) -> Any:
     """One training call: ``device_iterations`` weight updates; outputs by the output mode.
 
     ``together``: the instances that share the replicas; this one runs, and returns, its own.
+    ``parameters``: the model's, where its caller has listed them.
     """
-    buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
-    outputs = Outputs(plan)
-    parameters = _trained(model, optimizer)
-    precision = precision or Precision()
+    outputs, micro_batch = Outputs(plan), micro_batches((args, kwargs), plan)
+    parameters = _trained(model.parameters() if parameters is None else parameters, optimizer)
 
-    def replica_of(iteration: int, gradients: _Sum, scale: float, replica: int) -> None:
+    def replica_of(iteration: int, gradients: _Sum | None, scale: float, replica: int) -> None:
         """Forward and backward of one replica's micro-batches."""
         among_all = plan.first_replica + replica
-        with torch.enable_grad(), buffers.of(model, replica, among_all):
+        with buffers.of(model, replica, among_all):
             _clear(parameters)
+            buffers.spent.clear()
             for step in range(plan.accumulation):
-                positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                watched = _watched(watch, (positional, named), iteration, step, replica)
+                at = (iteration, step, replica)
+                inputs = micro_batch(plan.micro_batch_index(*at))
+                watched = NOTHING if watch is None else watch.micro_batch(inputs, *at)
                 with precision.counting(), watched, precision.model(replica):
-                    returned = run(model, plan.groupings, among_all, positional, named)
+                    returned = run(model, plan.groupings, among_all, *inputs)
                     if watch is not None:
                         watch.backward()
-                    _backward(loss_of(returned), parameters, plan, step, scale)
+                    _backward(find_loss(returned), parameters, plan, step, scale)
                 if plan.accumulation > 1:
                     precision.accumulate(optimizer, parameters, among_all)
-                outputs.add(returned, iteration, step, replica)
-        gradients.add_replica()
+                outputs.add(returned, *at)
+        if gradients is not None:
+            gradients.add_replica()
 
-    with torch.enable_grad():
+    with torch.set_grad_enabled(True):
         for iteration in range(plan.device_iterations):
-            gradients = _Sum(parameters, together)
+            gradients = _Sum(parameters, together) if plan.replicas > 1 or together else None
             scaler = precision.scaler
             scale = scaler.scale if scaler else loss_scaling_on_device(optimizer)
             work = partial(replica_of, iteration, gradients, scale)
             _each_replica(model, parameters, plan, precision, together, work)
-            total = gradients.total()
-            for parameter in parameters:
-                parameter.grad = total.get(parameter)
-            if precision.scaler:
-                precision.scaler.update(total.values(), together)
+            if gradients is not None:
+                gradients.leave()
+            if scaler:
+                scaler.update([p.grad for p in parameters if p.grad is not None], together)
             with precision.update(optimizer), as_on_device(optimizer):
                 _divide(parameters, plan, scale)
                 take_step(optimizer)
             spread(model, plan.groupings)
             if watch is not None:
                 watch.updated(iteration)
+            buffers.spent = [parameter.grad for parameter in parameters]
             _clear(parameters)
     return outputs.result()
 
@@ -283,16 +290,10 @@ def _each_replica(
     turns = Turns(members, state.put_away, state.bring_back)
 
     def one(replica: int) -> None:
-        with norms_together(turns, replica):
+        with torch.enable_grad(), norms_together(turns, replica):  # of this thread
             work(replica)
 
     turns.run([partial(one, replica) for replica in range(plan.replicas)])
-
-
-def _watched(
-    watch: Watch | None, inputs: Any, iteration: int, step: int, replica: int
-) -> contextlib.AbstractContextManager[None]:
-    return _NOTHING if watch is None else watch.micro_batch(inputs, iteration, step, replica)
 
 
 class _Sum:
@@ -306,32 +307,20 @@ class _Sum:
     def add_replica(self) -> None:
         """Add the gradients that a replica has left in ``.grad``."""
         gradients = {p: p.grad for p in self._parameters if p.grad is not None}
-        if self._together is None:
-            self._total = add_gradients(self._total, gradients)
-        else:
+        if self._together is not None:
             self._apart.append(gradients)
+            return
+        for parameter, gradient in gradients.items():  # one that it did not use keeps the others'
+            total = self._total.get(parameter)
+            self._total[parameter] = gradient if total is None else total + gradient
 
-    def total(self) -> Gradients:
-        """The sums, the same on all instances."""
-        if self._together is None:
-            return self._total
-        return self._together.add_gradients(self._parameters, self._apart)
-
-
-def add_gradients(total: Gradients, more: Gradients) -> Gradients:
-    """Sum of the gradients of two replicas; a parameter that one did not use keeps the other's."""
-    return {
-        **total,
-        **{p: total[p] + gradient if p in total else gradient for p, gradient in more.items()},
-    }
-
-
-def _iterations(plan: CallPlan) -> Iterator[tuple[int, int]]:
-    return (
-        (iteration, replica)
-        for iteration in range(plan.device_iterations)
-        for replica in range(plan.replicas)
-    )
+    def leave(self) -> None:
+        """Leave the sums, the same on all instances, in ``.grad``."""
+        total = self._total
+        if self._together is not None:
+            total = self._together.add_gradients(self._parameters, self._apart)
+        for parameter in self._parameters:
+            parameter.grad = total.get(parameter)
 
 
 def _backward(
@@ -353,15 +342,11 @@ def _backward(
         for parameter in parameters:
             # mean of step + 1 values = mean of step values x step / (step + 1) + value / (step + 1)
             mean, new = before.get(parameter), parameter.grad
-            scaled = None if new is None else new.div_(step + 1)
-            previous = None if mean is None else mean.mul_(step / (step + 1))
-            parameter.grad = (
-                scaled
-                if previous is None
-                else previous
-                if scaled is None
-                else previous.add_(scaled)
-            )
+            if new is not None:
+                new.div_(step + 1)
+            if mean is not None:
+                mean.mul_(step / (step + 1))
+                parameter.grad = mean if new is None else mean.add_(new)
 
 
 def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> None:
@@ -381,12 +366,12 @@ def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> Non
                 parameter.grad.div_(divisor)
 
 
-def _trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _trained(own: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Every parameter that may get a gradient, once each."""
-    own = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return list(
-        dict.fromkeys([*own, *(p for group in optimizer.param_groups for p in group["params"])])
-    )
+    trained = [parameter for parameter in own if parameter.requires_grad]
+    for group in optimizer.param_groups:
+        trained += group["params"]
+    return list(dict.fromkeys(trained))
 
 
 def _clear(parameters: list[torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.base.context import NOTHING
 from ipu_exec.base.optimiser_attributes import STATES, loss_scaling, state_dtype
 from ipu_exec.capture.rewrites.casts import Casting
 from ipu_exec.errors import UsageError
@@ -27,7 +28,6 @@ BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond i
 LARGE_SHARE = 1e-7
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
-_NOTHING = contextlib.nullcontext()
 _SETTINGS = {
     "binEdgeLocation": "edge",
     "thresholdUpperCountProportion": "share",
@@ -151,7 +151,7 @@ class Precision:
 
     scaler: LossScaler | None = None
     rounding: torch.Generator | None = field(default=None)  # of what all replicas round alike
-    casting: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+    casting: contextlib.AbstractContextManager[Any] = NOTHING
     _rounding_of: dict[int, torch.Generator] = field(default_factory=dict)  # of one replica's own
 
     def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
@@ -162,7 +162,7 @@ class Precision:
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
         """Entered around everything else that observes a micro-batch's operators."""
-        return _Counting(self.scaler) if self.scaler is not None else _NOTHING
+        return _Counting(self.scaler) if self.scaler is not None else NOTHING
 
     def accumulate(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], replica: int = 0

@@ -207,11 +207,7 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
     final = True if key.again else False if key.keeps else None
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
     stages = tuple(
-        StagePlan(
-            number,
-            blocks[first:last],
-            False if training and number < count - 1 else final,
-        )
+        StagePlan(number, blocks[first:last], False if training and number < count - 1 else final)
         for number, (first, last) in enumerate(pairwise(cuts))
     )
     least = closed_forms.pipeline_stages(count, training)

@@ -36,6 +36,7 @@ from ipu_exec.session.applied_levers import pull_on_inputs, pull_on_model
 from ipu_exec.session.call_plan import FirstCall, Taker, plan_call, samples_of
 from ipu_exec.session.compilation import with_relief
 from ipu_exec.session.compile_hooks import hooked
+from ipu_exec.session.device_tensors import Listed, alike
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
@@ -48,6 +49,7 @@ from ipuscope.profiler.enums import Role
 from ipuscope.waiting import waiting
 
 logger = logging.getLogger("ipu_exec")
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Compiled(OnDevice):
@@ -64,10 +66,20 @@ class Compiled(OnDevice):
             if self._session is not None:
                 self._session.publish()
 
-    def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Compile if necessary. Returns the inputs with the defaults of ``forward``."""
+        self._listed.update()
+        objects, shapes = self._fingerprint(args, kwargs)
+        objects_before, shapes_before, defaults = self._usual
+        if objects and shapes == shapes_before and alike(objects, objects_before):
+            return args + defaults, {}
+        streamed, named = self._checked(args, kwargs)
+        if not named and alike(args, streamed[: len(args)]):
+            self._usual = objects, shapes, streamed[len(args) :]
+        return streamed, named
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """As `_prepare`, with a look at everything."""
         bound = arguments.bind(self._model, args, kwargs, self._training)
         learn((bound.args, bound.kwargs))
         groupings = grouping.resolve(
@@ -101,6 +113,22 @@ class Compiled(OnDevice):
             self._inputs, self._state = inputs, state
         return streamed, named
 
+    def _fingerprint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Objects and shapes: with the same ones a call is like the one before; else none."""
+        if kwargs or self.per_replica_params or any(type(arg) is not torch.Tensor for arg in args):
+            return [], []
+        objects: list[Any] = [self._plan, self._model.training, self._optimizer]
+        objects += [one.requires_grad for one in self._listed.parameters]
+        for arg in args:
+            objects += (arg.dtype, arg.requires_grad, arg.is_cuda)
+        shapes = [arg.shape for arg in args]
+        if self._optimizer is not None:
+            objects += vars(self._optimizer).values()
+            for group in self._optimizer.param_groups:
+                objects += [value for name, value in group.items() if name not in _VALUES]
+                shapes += [one.shape for one in group["params"]]
+        return objects, shapes
+
     def _fill_pipeline(self, inputs: Any) -> None:
         """Apply the Blocks and micro-batches that `ipu-run --num-ipus` chose, if it did."""
         options = prepare(self._model, self._options, self._training, inputs)
@@ -129,7 +157,7 @@ class Compiled(OnDevice):
 
         start = time.perf_counter()
         log_options(self._options)
-        positional, named = numerics.micro_batch((args, kwargs), self._plan)
+        positional, named = numerics.micro_batches((args, kwargs), self._plan)(0)
         if levers := asked_levers():
             positional, named = self._pull(levers, (positional, named))
         groupings = self._plan.groupings
@@ -168,7 +196,7 @@ class Compiled(OnDevice):
             on_ipu(),
             in_modes(modes),
             substituted(),
-            not_compiled_by_torch(),
+            not_compiled_by_torch(may_begin=True),
             tensors_unchanged(self._model),
             refusing(not self._options._values["lenient"]),
             hooked(),
@@ -208,7 +236,7 @@ class Compiled(OnDevice):
             self._optimizer,
             self._training,
             samples_of((args, kwargs)) // self._plan.device_iterations,
-            numerics.micro_batch((args, kwargs), self._plan),
+            numerics.micro_batches((args, kwargs), self._plan)(0),
             groupings,
             lambda: self._being_captured(modes, groupings),
         )
@@ -237,6 +265,9 @@ class Compiled(OnDevice):
             # at the latest when Python ends
             self._closer = weakref.finalize(self, self._session.close)
         self._to_train.discard(self)
+        self._listed = Listed(self._model)  # a lazy module's first forward makes its parameters
+        checks = self._options._Popart.settings.get("enableFloatingPointChecks")
+        self._checks_numbers = bool(checks or self._options.Precision.floating_point_exceptions)
         try:
             if self.first_call_taker is None:  # else it is an evaluation before what is planned
                 executable.check_memory(str(getattr(self._session, "path", None) or ""))
@@ -393,6 +424,7 @@ class Compiled(OnDevice):
             self._closer()  # closes the session, once
         self._session = self._closer = self._executable = None
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
+        self._usual = [], [], ()
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
         """Recompile for the path that the data of this call took."""
@@ -437,8 +469,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         settings = {
             name: value if isinstance(value, (bool, str, type(None))) else bool(value)
             for name, value in sorted(group.items())
-            if name not in ("params", "lr", "initial_lr", "betas", "eps")
-            and isinstance(value, (bool, int, float, str, type(None)))
+            if name not in _VALUES and isinstance(value, (bool, int, float, str, type(None)))
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
@@ -448,6 +479,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 
+_VALUES = ("params", "lr", "initial_lr", "betas", "eps")  # of a group, that choose no operator
 # attributes that choose the operators
 _STRUCTURAL = ("bias_correction", "max_grad_norm", "max_weight_norm", "use_tf_variant")
 

@@ -9,19 +9,56 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any
 
 import torch
 
 logger = logging.getLogger("ipu_exec")
 
 Tensors = Mapping[str, torch.Tensor]
+_address = torch._C._data_address  # type: ignore[attr-defined]
 
 
-def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A model's parameters and buffers by name, each once, without those with no host data."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor for name, tensor in named.items() if _plain(tensor)}
+class Listed:
+    """A model's tensors, listed again where a module has others: a listing takes long.
+
+    ``host``: parameters and buffers by name, each once, without those with no host data.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model, self._modules = model, [model]
+        self._contents: list[Any] = [model]  # not yet of the modules
+        self.update()
+
+    def update(self) -> Listed:
+        """List them again if a module has others; returns itself."""
+        if alike(_contents(self._modules), self._contents):
+            return self
+        self._modules = list(self._model.modules())
+        self._contents = _contents(self._modules)
+        self.parameters = list(self._model.parameters())
+        self.buffers: Tensors = dict(self._model.named_buffers())
+        named = {**dict(self._model.named_parameters()), **self.buffers}
+        self.host: Tensors = {name: tensor for name, tensor in named.items() if _plain(tensor)}
+        return self
+
+
+def _contents(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """The names and values of all that the modules hold themselves."""
+    contents: list[Any] = []
+    for module in modules:
+        for held in (module._parameters, module._buffers, module._modules):
+            if held:
+                contents += held.keys()
+                contents += held.values()
+    return contents
+
+
+def alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether both have the same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -29,21 +66,23 @@ def _plain(tensor: torch.Tensor) -> bool:
     return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy-on-write clone, or a plain one of memory that PyTorch did not allocate.
+def _clones(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Copy-on-write clones, or plain ones of memory that PyTorch did not allocate.
 
     Of a file, an array, other processes: writing to `torch.load`'s would end the process.
     """
-    storage = tensor.untyped_storage()
-    if not storage.resizable() or storage.is_shared():
-        return tensor.detach().clone()
-    return torch._lazy_clone(tensor.detach())
+    clones = {}
+    with torch.set_grad_enabled(False):
+        for name, tensor in tensors.items():
+            storage = tensor.untyped_storage()
+            plain = not storage.resizable() or storage.is_shared()
+            clones[name] = tensor.clone() if plain else torch._lazy_clone(tensor)
+    return clones
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether neither tensor was written since one was cloned from the other."""
-    address = torch._C._data_address  # type: ignore[attr-defined]
-    return bool(address(one) == address(other)) and one.dtype is other.dtype
+    return bool(_address(one) == _address(other)) and one.dtype is other.dtype
 
 
 class DeviceTensors:
@@ -55,15 +94,15 @@ class DeviceTensors:
 
     def copy_to_device(self, host: Tensors) -> None:
         """Copy the host's current tensors to the device."""
-        self._tensors |= {name: _clone(tensor) for name, tensor in host.items()}
+        self._tensors |= _clones(host)
 
     def copy_to_host(self, host: Tensors) -> None:
         """Copy the device's tensors to the host's."""
         self._copy(self._differing(host))
 
     def _copy(self, differing: Tensors) -> None:
-        with torch.no_grad():
-            for name, tensor in differing.items():
+        for name, tensor in differing.items():
+            with torch.no_grad():
                 tensor.copy_(self._tensors[name])
 
     def release(self) -> None:
@@ -72,13 +111,12 @@ class DeviceTensors:
 
     def _differing(self, host: Tensors) -> dict[str, torch.Tensor]:
         """The host's tensors that differ from the device's."""
-        return {
-            name: tensor
-            for name, tensor in host.items()
-            if name in self._tensors
-            and tensor.shape == self._tensors[name].shape
-            and not _same(tensor, self._tensors[name])
-        }
+        differing = {}
+        for name, tensor in host.items():
+            own = self._tensors.get(name)
+            if own is not None and not _same(own, tensor) and own.shape == tensor.shape:
+                differing[name] = tensor
+        return differing
 
     @contextlib.contextmanager
     def training(self, host: Tensors) -> Iterator[None]:
@@ -123,14 +161,14 @@ class DeviceTensors:
         for name, tensor in differing.items():
             tensor.data = self._tensors[name]
         self._tensors.clear()
-        before = {name: _clone(tensor) for name, tensor in buffers.items()}
+        before = _clones(buffers) if buffers else {}
         try:
             yield
         finally:
             self.copy_to_device(host)
             written = [name for name, old in before.items() if not _same(buffers[name], old)]
-            with torch.no_grad():
-                for name in written:
+            for name in written:
+                with torch.no_grad():
                     buffers[name].copy_(before[name])
             for name, data in host_data.items():
                 host[name].data = data

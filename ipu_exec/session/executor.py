@@ -11,20 +11,25 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ipu_exec.base import host_clock
-from ipu_exec.base.context import check_weights, copying_before_changes, on_ipu, substituted
+from ipu_exec.base.context import (
+    NOTHING,
+    check_weights,
+    copying_before_changes,
+    on_ipu,
+    substituted,
+)
 from ipu_exec.base.user_tracebacks import without_our_frames
 from ipu_exec.capture.control_flow import PathWatch
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
-from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.compiled import Compiled
 from ipu_exec.session.files import executable_file as executables
@@ -95,14 +100,14 @@ class PoplarExecutor(Compiled):
     @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call's micro-batches: the model's arguments, batched along dimension 0."""
-        if self._options.connection_type is ConnectionType.Never:
+        if not self._attached and self._options.connection_type is ConnectionType.Never:
             raise UsageError(
                 "Trying to run a model on an offline device: these options compile but do not"
                 " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
                 " connectionType(ConnectionType.Always)"
             )
         args, kwargs = self._prepare(args, kwargs)
-        if os.environ.get(COMPILE_ONLY_VARIABLE):
+        if self._compiles_only:
             self._stop_after_compiling()
         if not self._ran:
             check_weights(self._model)
@@ -111,7 +116,7 @@ class PoplarExecutor(Compiled):
         self._take_trained_weights()
         self._write_optimiser_state()
         self._seed()
-        watch = self._watch()
+        watch = self._watch() if self._anchors or self._checks_numbers else None
         # A program that read nothing off its tensors never does, given its mode and inputs' shapes.
         contents = self._executable.contents
         followed = PathWatch(self._model, contents) if contents else None
@@ -121,13 +126,13 @@ class PoplarExecutor(Compiled):
             self._shown(),
             self._on_device(),
             on_ipu(),
-            Devices() if self._executable.graph.names_ipu else nullcontext(),
+            Devices() if self._executable.graph.names_ipu else NOTHING,
             in_modes(self._modes),
             copying_before_changes(self._executable.graph.mutates),
             substituted(),
             not_compiled_by_torch(),
-            nullcontext() if self._rng is None else self._own_random_numbers(),
-            nullcontext() if followed is None else followed,
+            NOTHING if self._rng is None else self._own_random_numbers(),
+            NOTHING if followed is None else followed,
         ):
             if self._training:
                 assert self._optimizer is not None
@@ -138,13 +143,14 @@ class PoplarExecutor(Compiled):
                     self._plan,
                     self._optimizer,
                     self._buffers,
-                    watch=watch,
-                    precision=self._float16(),
-                    together=self._together,
+                    self._float16(),
+                    watch,
+                    self._together,
+                    self._listed.parameters,
                 )
             else:
                 result = numerics.infer(
-                    self._model, args, kwargs, self._plan, self._buffers, watch, self._float16()
+                    self._model, args, kwargs, self._plan, self._buffers, self._float16(), watch
                 )
         if followed is not None and followed.left is not None:
             self._follow(args, kwargs, followed.left)
@@ -156,31 +162,26 @@ class PoplarExecutor(Compiled):
             self._anchored = watch.result()
         if self._session is not None:
             self._session.record_run(start, end)
-        if self._options.log_cycle_count:
+        if self._options._values["log_cycle_count"]:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
 
     def _shown(self) -> AbstractContextManager[object]:
         """Show on stderr that the call takes time, unless the one before was quick."""
         if self._was_quick:
-            return nullcontext()
+            return NOTHING
         which = "a" if self._ran else "the first"
         return waiting(f"{self._report_folder}: the numbers of {which} call, by PyTorch")
 
-    def _watch(self) -> Watch | None:
-        """The watch on the tensors of a call, if the options ask for one."""
-        exceptions = bool(
-            self._options.Precision.floating_point_exceptions
-            or self._options._Popart.settings.get("enableFloatingPointChecks")
-        )
-        if not self._anchors and not exceptions:
-            return None
+    def _watch(self) -> Watch:
+        """The watch on the tensors of a call."""
         from ipu_exec.numerics.anchors import Watch
 
         names = self._optimiser_tensors()
         wanted = any(anchor.name in names for anchor in self._anchors.values())
         others = self._optimiser_tensors if wanted else None
-        return Watch(self._model, self._anchors, self._plan, self._training, exceptions, others)
+        checks = self._checks_numbers
+        return Watch(self._model, self._anchors, self._plan, self._training, checks, others)
 
     def _check_norm_group(self, watching: bool) -> None:
         """UsageError for options that do not work with batch norms over several replicas."""

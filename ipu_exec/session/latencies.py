@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -33,11 +34,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     """
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     count = int(schedule.micro_batch.max()) + 1
-    every = [
-        (iteration, micro_batch)
-        for iteration in range(trace.iterations)
-        for micro_batch in range(count)
-    ]
+    every = [*itertools.product(range(trace.iterations), range(count))]
     once = mode in (OutputMode.Final, OutputMode.Sum)
     sent = [(trace.iterations - 1, -1)] if once else every[period - 1 :: period]
     if not executable.options.host_io:  # nothing travels
@@ -73,11 +70,8 @@ def _sinks(executable: Executable) -> list[_Transfer]:
     sinks: list[_Transfer] = []
     for value in graph.outputs:
         storage = graph.values[value].storage
-        kind = (
-            schedule_types.UNLOAD
-            if storage in executable.tree.beside
-            else schedule_types.STREAM_OUT
-        )
+        beside = storage in executable.tree.beside
+        kind = schedule_types.UNLOAD if beside else schedule_types.STREAM_OUT
         home, maker = placement.home.get(storage, 0), makers.get(storage)
         sinks.append((kind, home if maker is None else placement.op_stage[maker]))
     return sinks
@@ -117,9 +111,8 @@ def _times(
             carried = _carried(executable, kind, micro_batch % count)
             first = tasks[0]
             return int(schedule.start[first]) + carried, int(schedule.end[first]) + carried
-    first = int(
-        schedule.start[in_micro_batch & ~np.isin(schedule.kind, schedule_types.BESIDE)].min()
-    )
+    beside = np.isin(schedule.kind, schedule_types.BESIDE)
+    first = int(schedule.start[in_micro_batch & ~beside].min())
     return first, first
 
 

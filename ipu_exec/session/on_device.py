@@ -7,6 +7,7 @@ which the device has other values.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,11 +38,12 @@ from ipu_exec.optim import (
     detach,
     poptorchs,
 )
+from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session import arguments, devices
 from ipu_exec.session.agreement import Peer
 from ipu_exec.session.call_plan import plan_call
-from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.device_tensors import DeviceTensors, Listed
 from ipu_exec.session.modes import Modes
 from ipu_exec.session.proposed_blocks import is_for_another
 from ipu_exec.session.torch_compile import without_torch_compile
@@ -68,6 +70,10 @@ class OnDevice:
     _to_train: ClassVar[weakref.WeakSet[OnDevice]] = weakref.WeakSet()  # not compiled yet
     _looped_by = ""  # whose loop runs the model (`Provenance.trainer`)
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
+    _checks_numbers = False  # of each operator, as the options may ask for
+    _compilation_seconds = 0.0
+    # what `_fingerprint` was in the last call, and the defaults of `forward` in that
+    _usual: tuple[Any, Any, tuple[Any, ...]] = [], [], ()
 
     def __init__(
         self,
@@ -115,9 +121,9 @@ class OnDevice:
         self.per_replica_params: dict[str, tuple[Any, Any, Any]] = {}
         self._attached = self._seeded = self._ran = self._was_quick = False
         self._rng: torch.Tensor | None = None  # the device's, if it is not PyTorch's
-        self._device = DeviceTensors()
+        self._device, self._listed = DeviceTensors(), Listed(self._model)
         self._host_is_behind, self._host_weights_version = False, 0
-        self._compilation_seconds = 0.0
+        self._compiles_only = bool(os.environ.get(COMPILE_ONLY_VARIABLE))
         if training:
             self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
         else:
@@ -196,7 +202,7 @@ class OnDevice:
     def _send_weights(self) -> None:
         self._buffers.forget()
         logger.debug("Writing weights from host to IPU memory")
-        self._device.copy_to_device(tensors_of(self._model))
+        self._device.copy_to_device(self._listed.update().host)
 
     def detachFromDevice(self) -> None:
         """Release the device; the executable stays. Error if it is not attached."""
@@ -221,6 +227,7 @@ class OnDevice:
         self._attached = False
         detach(self._optimizer)
         self._device.release()
+        self._buffers.spent.clear()
         devices.give_back(self)
         logger.debug("Detached from device")
 
@@ -242,7 +249,7 @@ class OnDevice:
         self._need_executable("copyWeightsToHost")
         logger.debug("Writing weights from IPU to host")
         if not self._host_is_behind:  # else the host has them, and what its user wrote since
-            self._device.copy_to_host(tensors_of(self._model))
+            self._device.copy_to_host(self._listed.update().host)
         self._host_is_behind = False
         self._host_weights_version += 1
 
@@ -270,7 +277,7 @@ class OnDevice:
         self._buffers.forget()
         logger.debug("Writing weights from host to IPU memory")
         if self._attached:
-            self._device.copy_to_device(tensors_of(self._model))
+            self._device.copy_to_device(self._listed.update().host)
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy `Options.updatableNamedBuffers` to the device. Error if uncompiled, or if none."""
@@ -296,10 +303,9 @@ class OnDevice:
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Inside, the model has the device's weights and buffers."""
-        host = tensors_of(self._model)
         if self._training:
-            return self._device.training(host)
-        return self._device.inference(host, dict(self._model.named_buffers()))
+            return self._device.training(self._listed.host)
+        return self._device.inference(self._listed.host, self._listed.buffers)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use ``optimizer`` from now on; it takes over the states of one of the same kind.

@@ -7,7 +7,6 @@ the contexts around a forward, and records calls in the profile.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,6 @@ from ipu_exec.base.context import copying_before_changes, on_ipu
 from ipu_exec.capture.control_flow import Reads, path
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
-from ipu_exec.option_groups.engine_options import COMPILE_ONLY_VARIABLE
 from ipu_exec.options import Options
 from ipu_exec.session.call_plan import FirstCall
 from ipu_exec.session.executor import PoplarExecutor
@@ -67,7 +65,7 @@ class SteppedExecutor(PoplarExecutor):
         """Compile if necessary; returns whether it did. Error for an unlike micro-batch."""
         before = self._executable
         self._prepare(micro_batch, {})
-        if os.environ.get(COMPILE_ONLY_VARIABLE):
+        if self._compiles_only:
             self._stop_after_compiling()
         return self._executable is not before
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.context import NOTHING
 from ipu_exec.base.user_tracebacks import users_frame
 
+_used = False  # by this process; `torch._dynamo.reset` forgets it
 _WORDS = (
     "torch.compile has no effect on a model that runs on IPUs, whose compiler takes its operators"
     " as they are written: delete it. The model runs without it"
@@ -28,11 +30,14 @@ def without_torch_compile(model: torch.nn.Module) -> torch.nn.Module:
     return compiled._orig_mod if _is_compiled(model) else model
 
 
-def not_compiled_by_torch() -> contextlib.AbstractContextManager[object]:
-    """Inside, what `torch.compile` made runs as if it had not: parts of a model, and functions."""
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing it takes seconds
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+def not_compiled_by_torch(may_begin: bool = False) -> contextlib.AbstractContextManager[object]:
+    """Inside, what `torch.compile` made, or ``may_begin`` to make, runs as it was written."""
+    global _used
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds
+    if dynamo is None:
+        return NOTHING
+    _used = _used or any(getattr(dynamo, "cached_backends", {0: True}).values())
+    return torch.compiler.set_stance("force_eager") if may_begin or _used else NOTHING
 
 
 def _is_compiled(model: Any) -> bool:

@@ -124,11 +124,7 @@ class Repeats:
     def standing_in(self) -> Iterator[None]:
         """Inside, equal layers of the model run once."""
         modules = dict(self.model.named_modules())
-        layers = [
-            (modules[path], group, path)
-            for group, one in enumerate(self.groups)
-            for path in one.paths
-        ]
+        layers = [(modules[p], at, p) for at, group in enumerate(self.groups) for p in group.paths]
         before = [vars(module).get("forward") for module, _, _ in layers]
         for module, group, path in layers:
             module.__dict__["forward"] = _Stand(self, module.forward, group, path)

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.context import refuse
+from ipu_exec.base.structures import tensors_in
 from ipu_exec.capture.control_flow import in_argument_check, in_metric
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.no_content import note_constant
@@ -75,11 +75,6 @@ _SCALAR_TYPES = {  # as PyTorch's core names them
     torch.uint8: "Byte",
 }
 _SETTINGS = (torch.dtype, torch.layout, torch.device, torch.memory_format)
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of ``tree``, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class DynamicShapeError(Error, DynamicOutputShapeException):
@@ -351,7 +346,7 @@ class Recorder(TorchDispatchMode):
         if self.direction != Direction.FORWARD or aten in _FROM_CPU:
             return
         if len(given.on_cpu) == len(given.inputs):
-            for result in tensors_of(out):
+            for result in tensors_in(out):
                 self._left_on_cpu(result)
             return
         if in_metric():
@@ -391,7 +386,7 @@ class Recorder(TorchDispatchMode):
             elif argument.name in kwargs or argument.has_default_value():
                 collected.named.append((argument.name, self._plain(actual, collected)))
             if argument.alias_info is not None and argument.alias_info.is_write:
-                collected.writes += [self.value(tensor) for tensor in tensors_of(actual)]
+                collected.writes += [self.value(tensor) for tensor in tensors_in(actual)]
         return collected
 
     def _plain(self, item: Any, collected: _Arguments) -> Any:
@@ -457,11 +452,8 @@ class Recorder(TorchDispatchMode):
             name = f"{weight or 'optimiser'}/update/{short}"
         else:
             scope = op.module + "/" if op.module else ""
-            name = (
-                f"{scope}gradient/{short}"
-                if op.direction == Direction.BACKWARD
-                else f"{scope}{short}"
-            )
+            way = "gradient/" if op.direction == Direction.BACKWARD else ""
+            name = f"{scope}{way}{short}"
         count = self._name_counts.get(name, 0)
         self._name_counts[name] = count + 1
         return f"{name}_{count}" if count else name

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from ipu_exec.base.context import NOTHING
+from ipu_exec.base.structures import tensors_in
 from ipu_exec.enums import HalfFloatCastingBehavior
 from ipu_exec.lowering.operator_info import Promotion, info
 
@@ -58,9 +60,7 @@ class Casting(TorchFunctionMode):
         downcasts = self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs
         cast = _half if downcasts else _cast_of(name, args[0] if args else kwargs.get("input"))
         if cast is not None:
-            dtypes = {
-                leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-            }
+            dtypes = {tensor.dtype for tensor in tensors_in((args, kwargs))}
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(cast, (args, kwargs))
                 self.promoted |= not downcasts
@@ -163,4 +163,4 @@ def casting(
     """
     downcast = half_float is HalfFloatCastingBehavior.FloatDowncastToHalf
     asked = downcast or statistics is not None or promotes
-    return Casting(downcast, statistics) if asked else contextlib.nullcontext()
+    return Casting(downcast, statistics) if asked else NOTHING

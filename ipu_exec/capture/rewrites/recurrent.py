@@ -40,12 +40,8 @@ def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
         hidden = w_rec.shape[-1]
         each = KINDS[kind][1] * hidden if keep else 0
         cell = x.new_empty(h.shape if c is not None else (0,))
-        return (
-            x.new_empty(*x.shape[:2], hidden),
-            x.new_empty(h.shape),
-            cell,
-            x.new_empty(*x.shape[:2], each),
-        )
+        out, kept = (x.new_empty(*x.shape[:2], size) for size in (hidden, each))
+        return out, x.new_empty(h.shape), cell, kept
 
     return shapes
 

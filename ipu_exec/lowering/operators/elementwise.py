@@ -297,11 +297,8 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         lead = build.place(index)
         spread = spread_of(lead, machine.tiles)
         key = result_key(spread, lead, output)
-    forms = {
-        bring(build, other, lead, spread)[0]
-        for other in range(len(spec.operands))
-        if other != index
-    }
+    others = (other for other in range(len(spec.operands)) if other != index)
+    forms = {bring(build, other, lead, spread)[0] for other in others}
     dtype = lead.dtype if output.dtype == "bool" else output.dtype
     for position, kind in enumerate(kinds):
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))

@@ -349,12 +349,8 @@ def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, table, indices, offsets, bags, ...): dot products of bags' gradients and rows."""
     build = Builder(spec, machine)
-    gradient, table, indices, out = (
-        build.place(0),
-        build.place(1),
-        spec.operands[2],
-        spec.outputs[0],
-    )
+    gradient, table = build.place(0), build.place(1)
+    indices, out = spec.operands[2], spec.outputs[0]
     assert out is not None
     row, elements = table.shape[-1], spread_of(table, machine.tiles).elements
     _send_indices(build, [2], elements)

@@ -225,11 +225,9 @@ def _spatial(
     spec: OpSpec, position: int, read: Operand, made: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Kernel and stride, from ``position`` and the next argument; adaptive: from the extents."""
-    rank = (
-        int(spec.name.split("d.")[0].split("d_")[0][-1])
-        if "pool" in spec.name
-        else len(read.shape) - 2
-    )
+    rank = len(read.shape) - 2
+    if "pool" in spec.name:
+        rank = int(spec.name.split("d.")[0].split("d_")[0][-1])
     extents = list(zip(read.shape[-rank:], made.shape[-rank:], strict=True))
     apart = tuple(max(1, a // max(1, b)) for a, b in extents)
     if "adaptive" in spec.name:

@@ -222,11 +222,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
             else Spread(("states", 0, digest(states.key)), apportion(out.elements, state_elements))
         )
         layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
-    return build.plan(
-        tuple(layouts),
-        constants=worklists,
-        note=f"{steps} steps; {again.splits}",
-    )
+    return build.plan(tuple(layouts), constants=worklists, note=f"{steps} steps; {again.splits}")
 
 
 @dataclass(frozen=True)

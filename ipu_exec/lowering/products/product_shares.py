@@ -47,14 +47,8 @@ class Share:
 
     def macs(self, problem: Problem) -> Array:
         """Multiply-accumulates of each tile; they sum to the problem's."""
-        return (
-            self.field
-            * self.ins
-            * self.outs
-            * self.groups
-            * self.taps
-            // prod(problem.field_stride)
-        )
+        every = self.field * self.ins * self.outs * self.groups * self.taps
+        return every // prod(problem.field_stride)
 
 
 def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits) -> Share:

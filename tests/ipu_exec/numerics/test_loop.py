@@ -717,13 +717,25 @@ def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(
 
 def test_a_batch_is_ordered_iteration_then_accumulation_then_replica() -> None:
     plan = plan_call(options(2, 3, 2), training=True)
+    micro_batch = numerics.micro_batches(((torch.arange(12),), {}), plan)
     order = [
-        int(numerics.micro_batch(torch.arange(12), plan, iteration, step, replica))
+        int(micro_batch(plan.micro_batch_index(iteration, step, replica))[0][0])
         for iteration in range(2)
         for step in range(3)
         for replica in range(2)
     ]
     assert order == list(range(12))
+
+
+def test_an_input_multiplied_by_a_weight_in_place_is_not_of_the_scripts_graph() -> None:
+    model = model_of(
+        lambda self, x: x.mul_(self.weight).sum(), weight=torch.nn.Parameter(torch.ones(3))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x = torch.arange(6.0).reshape(2, 3)
+    assert poptorch.trainingModel(model, options(accumulation=2), optimizer)(x) == 12
+    assert not x.requires_grad
+    assert model.weight.tolist() == [0.25, -0.25, -0.75]
 
 
 def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.device_tensors import DeviceTensors, Listed
 
 
 class Line(nn.Module):
@@ -202,10 +202,20 @@ def test_a_device_of_an_id_is_held_by_one_model_at_a_time() -> None:
         first.detachFromDevice()
 
 
+def test_a_parameter_put_in_anothers_place_is_seen_at_the_next_call() -> None:
+    model = Line().eval()
+    wrapped = poptorch.inferenceModel(model, quiet())
+    wrapped(X)
+    model.weight = nn.Parameter(torch.full((3,), 5.0))
+    assert value(wrapped(X)) == 1, "the device has what was copied"
+    wrapped.copyWeightsToDevice()
+    assert value(wrapped(X)) == 5
+
+
 def test_nothing_is_held_twice_until_it_differs() -> None:
     model = Line()
     held = DeviceTensors()
-    host = tensors_of(model)
+    host = Listed(model).host
     held.copy_to_device(host)
     before = address(model.weight)
     with held.training(host):

@@ -13,6 +13,7 @@ import ipu_exec as poptorch
 from ipu_exec.session.leftovers import warn_of_leftovers
 from ipuscope.waiting import EVERY_VARIABLE
 from tests.ipu_exec.test_run import ipu_run, write
+from tests.models import model_of
 
 
 class WithLoss(torch.nn.Module):
@@ -188,3 +189,13 @@ def test_torch_compile_is_left_out_with_a_warning(whole: bool) -> None:
     model.copyWeightsToHost()
     assert [str(one.message)[:30] for one in told] == ["torch.compile has no effect on"]
     assert not torch.equal(before, net.weight)
+
+
+def test_a_function_that_torch_compiled_runs_as_written_even_after_a_reset() -> None:
+    compiled: list[object] = []
+    double = torch.compile(lambda x: 2 * x, backend=lambda graph, inputs: compiled.append(graph))
+    model = poptorch.inferenceModel(model_of(lambda self, x: double(x)))
+    assert model(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    torch._dynamo.reset()
+    assert model(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    assert not compiled
