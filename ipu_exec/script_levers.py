@@ -18,7 +18,7 @@ from ipu_exec.errors import Error, warn_once
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
 from ipu_exec.options import Options
-from ipuscope.planner.levers.settings import STATES, Levers
+from ipuscope.planner.levers.settings import IO_TILES, STATES, Levers
 
 _LEVERS = (
     "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
@@ -29,7 +29,6 @@ _LEVERS = (
 _NUMBERS = ("micro-batch", "micro-batches", "replicas")
 _OUTPUTS = ("all", "final", "loss")
 _YES_NO = {"yes": True, "no": False}
-_IO_TILES = 32  # the fewest
 _PIPELINE = 3  # PopART's RecomputationType; 0: None
 
 
@@ -113,7 +112,7 @@ def _overlap(options: Options, training: bool) -> None:
     if isinstance(strategy, PipelinedExecution) and not strategy.phases:
         options.setExecutionStrategy(ShardedExecution(*(strategy.stages or (strategy.auto_stage,))))
     if not options.TensorLocations.num_io_tiles:
-        options.TensorLocations.numIOTiles(_IO_TILES)
+        options.TensorLocations.numIOTiles(IO_TILES)
     options.outputMode(OutputMode.All)
     if training:
         options.deviceIterations(max(2, options.device_iterations))

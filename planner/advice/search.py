@@ -27,7 +27,7 @@ from ipuscope.planner.levers.registry import (
     singles,
     title,
 )
-from ipuscope.planner.levers.settings import STATES, Levers
+from ipuscope.planner.levers.settings import IO_TILES, STATES, Levers
 from ipuscope.planner.mappings.mapping import Key, attached
 from ipuscope.planner.mappings.mapping_search import assignment_of, best_of
 from ipuscope.planner.mappings.plan import Candidate
@@ -183,6 +183,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     exact = reduce(Levers.without, (one.name for one in estimates if one.doubt), levers)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
     doubt = max((one.doubt for one in estimates), default=0.0) * abs(estimated)
+    if levers.overlap:  # I/O tiles compute nothing
+        doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
     return Advice(
         title(basis, levers) or "as profiled",
         levers,

@@ -7,7 +7,7 @@ they are off by):
   vertices without one, and of exchanges, it is what the profile's shortest steps take.
 - In float16 half as many bytes move, and vertices take as many cycles an element as their formulas
   say. Partial sums of products and reductions, accumulators, optimiser state and the update stay
-  float32. What is so small that most tiles idle is on fewer tiles then, not quicker on each.
+  float32. What is so small that most tiles idle is on half as many, with twice the elements.
 - Tiles that idle in a step take what more samples bring first; what goes to few tiles has theirs.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
@@ -152,7 +152,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
     float32 = order.partial_sums(vertices) | (accumulates & compute)
     few_tiles = (busy < _FEW_TILES) & ~product
-    in_half = np.where(float32 | few_tiles, 1.0, in_half)
+    in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     return Steps(
         steps["block"].to_numpy(),
         steps["direction"].to_numpy(),

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.levers.settings import IO_TILES
 from ipuscope.planner.predict.what_if import Assignment
 
 LINE = 72  # characters: with a margin it fits a terminal
@@ -32,7 +33,7 @@ def overlap_lines(training: bool) -> str:
     return (
         "options.setExecutionStrategy(poptorch.ShardedExecution())\n"
         f"options.outputMode(poptorch.OutputMode.All)\n{several}"
-        "options.TensorLocations.numIOTiles(32)\n"
+        f"options.TensorLocations.numIOTiles({IO_TILES})\n"
         "loop = poptorch.OverlapMode.OverlapDeviceIterationLoop\n"
         "x = poptorch.set_overlap_for_input(x, loop)  # each input, first in forward\n"
         "return poptorch.set_overlap_for_output(y, loop)  # each output"

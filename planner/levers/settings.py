@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from ipuscope.planner.predict.what_if import Assignment
 
+IO_TILES = 32  # that overlapped host I/O gets: the fewest
 STATES = ("on-chip", "off-chip", "in-parts")
 
 
