@@ -49,7 +49,7 @@ class Usage:
 
     def variable_name(self, id: int) -> str:
         """Name of a variable, without reading the others; `ProfileError` if there is none."""
-        return self.file.reader.text(records.Variable, "name", id)
+        return self.file.reader.texts(records.Variable, "name", [id])[0]
 
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable per tile."""

@@ -201,10 +201,6 @@ class ProfileFile:
         """Whether bytes changed since it was written, other than by SQLite."""
         return self.as_written is seal.State.DAMAGED
 
-    def packed_amiss(self, record: type[Any]) -> list[str]:
-        """Columns of a table whose packed form differs from its rows."""
-        return self.reader.packed_amiss(record)
-
     def table(self, record: type[Any]) -> Columns:
         """A table's columns, each read on first use; vectors as ids, -1 for none. Do not modify."""
         with self._lock:

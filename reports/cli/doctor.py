@@ -104,7 +104,7 @@ def _packed(report: Report, every_row: bool) -> str:
     if report.file.as_written is State.INTACT and not every_row:
         return ""
     for record in records.STORED:
-        amiss = report.file.packed_amiss(record)
+        amiss = report.file.reader.packed_amiss(record)
         if amiss:
             return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
     return ""
