@@ -96,6 +96,13 @@ class Columns(Mapping[str, np.ndarray]):
             self._read.update(self._reader.some(self._record, missing, self.rows))
             self._check_or_forget(missing, self._read)
 
+    def read_coded(self) -> None:
+        """Read all columns, texts as `coded` has them where the file stores them so."""
+        if self.rows >= schema.LEAST_PACKED:
+            for column in schema.columns(self._record):
+                _ = column.kind == "str" and self.coded(column.name)
+        self.read(*(name for name in self._names if name not in self._coded))
+
     def _check_or_forget(self, names: Iterable[str], read: dict[str, Any]) -> None:
         try:
             self._check(self, names)

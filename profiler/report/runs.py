@@ -190,7 +190,8 @@ class Trace:
             return spent
         body, steps = self.file.table(records.Body), self.sequence.columns
         number = {kind: at for at, kind in enumerate(records.KINDS)}
-        of_step = np.array([number.get(kind, -1) for kind in self.sequence.kinds], dtype=np.int64)
+        code, kinds = self.sequence.coded_kinds
+        of_step = np.array([*(number.get(kind, -1) for kind in kinds), -1])[code]
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )

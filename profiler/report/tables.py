@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -210,8 +211,9 @@ class ProfileFile:
             return self._columns[record]
 
     def check(self, record: type[Any]) -> None:
-        """Read all of a table, with its checks, and keep nothing of it."""
-        Columns(self.reader, record, self._check(record), self._lock).read()
+        """Read all of a table, with its checks, once, and keep nothing of it."""
+        columns = partial(Columns, self.reader, record, self._check(record), self._lock)
+        self.keep(("checked", record), lambda: columns().read_coded())
 
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""
