@@ -11,6 +11,7 @@ import numpy as np
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report.frames import (
+    frame_columns,
     frame_of,
 )
 from ipuscope.profiler.report.program import ProgramSequence
@@ -44,8 +45,7 @@ class Usage:
     def variables_with(self, *names: str) -> pd.DataFrame:
         """Selected columns of `variables`; only these are read."""
         columns = self.file.table(records.Variable)
-        columns.read("id", *names)
-        return frame_of({name: columns[name] for name in names}, index=columns["id"])
+        return frame_of(frame_columns(columns, names), index=columns["id"])
 
     def variable_name(self, id: int) -> str:
         """Name of a variable, without reading the others; `ProfileError` if there is none."""
