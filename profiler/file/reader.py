@@ -250,8 +250,7 @@ class Reader:
             some = ids[at : at + _TOGETHER]
             marks = ",".join("?" * len(some))
             rows += self._query(
-                f"SELECT id, {column} FROM {source} WHERE id IN ({marks}) ORDER BY id",
-                some,
+                f"SELECT id, {column} FROM {source} WHERE id IN ({marks}) ORDER BY id", some
             )
         if [id for id, _ in rows] != ids or any(type(text) is not str for _, text in rows):
             raise self.damaged(f"{record.table}.{column} of some rows is not text")

@@ -10,19 +10,12 @@ import numpy as np
 
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.report.frames import (
-    frame_columns,
-    frame_of,
-)
+from ipuscope.profiler.report.frames import frame_columns, frame_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.liveness import Peaks, Totals
-from ipuscope.profiler.timeline.tile_usage import (
-    IpuVariables,
-    by_kind,
-    tile_totals,
-)
+from ipuscope.profiler.timeline.tile_usage import IpuVariables, by_kind, tile_totals
 
 if TYPE_CHECKING:
     import pandas as pd

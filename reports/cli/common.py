@@ -56,10 +56,7 @@ def first_steps(here: str = ".") -> str:
 def add_profiles(parser: argparse.ArgumentParser) -> None:
     """One or more PROFILE arguments."""
     parser.add_argument(
-        "profiles",
-        nargs="+",
-        metavar="PROFILE",
-        help="profile.pop, a directory, or a pattern",
+        "profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern"
     )
 
 
