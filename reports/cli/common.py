@@ -396,11 +396,10 @@ def check_ipu(report: Report, ipu: int) -> None:
         )
 
 
-def ipus(report: Report) -> Iterator[int]:
+def ipus(report: Report) -> list[int]:
     """The IPUs that have their own program."""
-    from ipuscope.profiler.file import records
-
-    yield from sorted(set(report.file.table(records.Step)["ipu"].tolist()))
+    numbers: list[int] = report.sequence.steps_of_ipus.nonzero()[0].tolist()
+    return numbers
 
 
 def top(args: argparse.Namespace) -> int | None:
