@@ -158,7 +158,7 @@ def _sections(report: Report) -> list[Section]:
 def _heat_maps(report: Report, tiles: np.ndarray) -> Section:
     """Heat maps of the IPUs with the fullest tiles, all on one scale."""
     fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
-    ipus = [ipu for ipu in fullest if len(report.program_steps(ipu))]
+    ipus = [ipu for ipu in fullest if report.sequence.steps_of_ipus[ipu]]
     maps = [live_map(report, ipu) for ipu in ipus]
     scale = (float(min(map(np.min, maps), default=0)), float(max(map(np.max, maps), default=0)))
     note = "Gaps excluded; resampled by maximum. All IPUs on one scale."

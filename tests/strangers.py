@@ -15,7 +15,6 @@ NAMES = {
     "blocks": ("name",),
     "ops": ("name", "module", "file", "plan"),
     "program_tree": ("name",),
-    "program_steps": ("name",),
     "compute_set_info": ("name",),
     "vertex_types": ("name",),
     "variables": ("name", "dtype"),

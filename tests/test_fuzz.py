@@ -108,7 +108,7 @@ FOUND = {
     "another number of IPUs": "UPDATE target SET num_ipus = num_ipus + 1",
     "a Block out of range": "UPDATE ops SET block = 99 WHERE id = 0",
     "halved replicas": "UPDATE target SET num_replicas = 2, num_ipus = 3",
-    "no program steps": "DELETE FROM program_steps",
+    "no program steps": "DELETE FROM program_step_rows",
     "a stage twice": "UPDATE stages SET id = 7 WHERE id = 1",
     "an IPU out of range": "UPDATE bodies SET ipu = 9 WHERE id = 0",
     "negative cycles": "UPDATE blocks SET forward_cycles = -1 WHERE id = 0",
@@ -142,14 +142,14 @@ def test_doctor_finds_what_does_not_fit(
 # a compute step that computes nothing; an iteration without cycles, or of updates alone; an id of
 # 2^31; a stage without Blocks; steps of one body alone
 FUZZED = (
-    fuzz.Wrong("program_steps", "purpose", "1", "all-gather over shards"),
+    fuzz.Wrong("program_step_rows", "purpose", "1", "all-gather over shards"),
     fuzz.Wrong("traces", "iteration_cycles", "1", 0),
     fuzz.Wrong("pipeline_cycles", "phase", "1", "update"),
     fuzz.Wrong(
         "compute_set_info", "id", "rowid = (SELECT max(rowid) FROM compute_set_info)", 2**31 - 1
     ),
     fuzz.Wrong("blocks", "stage", "rowid = (SELECT max(rowid) FROM blocks)", 1),
-    fuzz.Wrong("program_steps", "body", "1", 2),
+    fuzz.Wrong("program_step_rows", "body", "1", 2),
 )
 
 

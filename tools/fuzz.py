@@ -118,9 +118,10 @@ def wrong_values(sound: Path) -> list[Wrong]:
     """
     cells = (*NUMBERS, *TEXTS, *OTHERS)
     some = [
-        Wrong(record.table, column.name, rows, value)
+        Wrong(schema.stored_in(record), column.name, rows, value)
         for record in records.STORED
         for column in schema.columns(record)
+        if column.stored
         for rows in ("1", *(_one_row(record, least) for least in ("min", "max")))
         for value in (*cells, *_near(column.bound))
     ]
@@ -134,7 +135,7 @@ def wrong_values(sound: Path) -> list[Wrong]:
 
 def _one_row(record: type[Any], least: str) -> str:
     key = getattr(record, "key", "rowid").split(",")[0]
-    return f"{key} = (SELECT {least}({key}) FROM {record.table})"
+    return f"{key} = (SELECT {least}({key}) FROM {schema.stored_in(record)})"
 
 
 def _near(bound: Any) -> tuple[Any, ...]:
@@ -185,17 +186,12 @@ def _base(path: Path) -> Iterator[sqlite3.Connection]:
 def _place(base: sqlite3.Connection, change: Change) -> tuple[str, str, str, Any]:
     """Table, key of its rows, column and one row's key. sqlite3.Error where the table is empty."""
     record = records.STORED[change.table % len(records.STORED)]
-    columns = schema.columns(record)
+    table, columns = schema.stored_in(record), [c for c in schema.columns(record) if c.stored]
     key = getattr(record, "key", "rowid").split(",")[0]
-    keys = base.execute(f"SELECT {key} FROM {record.table}").fetchall()
+    keys = base.execute(f"SELECT {key} FROM {table}").fetchall()
     if not keys:
         raise sqlite3.Error("nothing to change")
-    return (
-        record.table,
-        key,
-        columns[change.column % len(columns)].name,
-        keys[change.row % len(keys)][0],
-    )
+    return table, key, columns[change.column % len(columns)].name, keys[change.row % len(keys)][0]
 
 
 def _cell(path: Path, change: Change) -> None:

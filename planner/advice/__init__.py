@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from ipuscope.planner.advice.relief import Relief, relief, way_to_fit
-from ipuscope.planner.advice.search import (
-    Advice,
-    Advised,
-    advise,
-    advise_on,
-    predicted,
-    too_large,
-)
+from ipuscope.planner.advice.search import Advice, Advised, advise, advise_on, predicted, too_large
 from ipuscope.planner.levers.levers import Basis, Outlook
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import KEEP, Allowed, anything, argument

@@ -35,6 +35,7 @@ from ipuscope.profiler.enums import BodyTask, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import looked_up
 from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.phased_schedules import Phases, phased, pipelined_phases_total
 
@@ -73,6 +74,7 @@ class _Work:
     busy: np.ndarray
     remote: np.ndarray
     _ratios: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
+    _parts: dict[Any, _Work] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _rows_of(self) -> list[np.ndarray]:
@@ -118,15 +120,22 @@ class _Work:
     def _ratio(
         self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
     ) -> np.ndarray:
-        of_tasks = [self._rows_of[_POSITIONS[task]] for task in tasks]
-        chosen = np.sort(np.concatenate(of_tasks))  # sums round in this order
-        chosen = chosen[self.remote[chosen]] if remote else chosen
-        growth = growth_of_work(self.growth[chosen], self.busy[chosen], samples)
-        rate = np.where(self.halves[chosen] & half, 0.5, 1.0)
-        before = self.fixed[chosen] + self.beyond[chosen]
-        after = self.fixed[chosen] + rate * growth * self.beyond[chosen]
-        old, new = (np.bincount(self.stage[chosen], cycles, stages) for cycles in (before, after))
+        if (tasks, remote) not in self._parts:
+            self._parts[tasks, remote] = self._part(tasks, remote)
+        work = self._parts[tasks, remote]
+        growth = growth_of_work(work.growth, work.busy, samples)
+        rate = np.where(work.halves & half, 0.5, 1.0)
+        before, after = work.fixed + work.beyond, work.fixed + rate * growth * work.beyond
+        old, new = (np.bincount(work.stage, cycles, stages) for cycles in (before, after))
         return np.where(old > 0, new / np.maximum(1, old), 1.0)
+
+    def _part(self, tasks: tuple[BodyTask, ...], remote: bool) -> _Work:
+        """The steps of these tasks, in their order: sums round in it."""
+        rows = np.sort(np.concatenate([self._rows_of[_POSITIONS[task]] for task in tasks]))
+        rows = rows[self.remote[rows]] if remote else rows
+        of_steps = (self.task, self.stage, self.fixed, self.beyond, self.growth)
+        more = (self.halves, self.busy, self.remote)
+        return _Work(*(values[rows] for values in (*of_steps, *more)))
 
 
 @dataclass(frozen=True)
@@ -278,33 +287,31 @@ class PhasedBasis(Basis):
 
     @cached_property
     def _work(self) -> _Work:
-        report, bodies = self.report, self.report.sequence.bodies_in_row
-        about = report.program_steps()  # what is asked of steps, once each, not once a body
-        purpose, kind = about["purpose"].astype(str), about["kind"].astype(str).to_numpy()
-        of_operator = (purpose == Purpose.OPERATOR).to_numpy()
-        remote = purpose.isin([str(one) for one in _REMOTE]).to_numpy()
-        gathers = (purpose == Purpose.ALL_GATHER).to_numpy()
-        aten = report.ops["aten"].reindex(about["op"]).fillna("").reset_index(drop=True)
-        product = is_product(aten)
-        of_weights = (
-            about["op"].isin(weight_operators(report, self.sizes.variables)).to_numpy() & ~product
-        )
-        middle = about["type"].eq(records.STREAM_COPY_MID).to_numpy()
-        copied = (remote & middle) | gathers | (purpose == Purpose.COPY).to_numpy()
+        report, steps = self.report, self.report.sequence
+        bodies, kind = steps.bodies_in_row, steps.steps_in_order("kind")
+        of_operator = steps.steps_with("purpose", Purpose.OPERATOR)
+        remote = steps.steps_with("purpose", *_REMOTE)
+        gathers = steps.steps_with("purpose", Purpose.ALL_GATHER)
+        step, op = steps.steps_in_order("step"), steps.steps_in_order("op")
+        ops = report.ops["aten"]
+        product = looked_up(op, ops.index.to_numpy(), is_product(ops), False)
+        of_weights = np.isin(op, weight_operators(report, self.sizes.variables)) & ~product
+        middle = steps.steps_with("type", records.STREAM_COPY_MID)
+        copied = (remote & middle) | gathers | steps.steps_with("purpose", Purpose.COPY)
         growth = np.select(
-            [of_weights | gathers, of_operator & product & (kind == "exchange")],
+            [of_weights | gathers, of_operator & product & steps.steps_with("kind", "exchange")],
             [STAYS, AS_PRODUCTS],
             AS_SAMPLES,
         )
-        busy = np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0)
-        moved = self._moved.reindex(about["step"]).fillna(0.0).to_numpy()
+        active = report.program_steps()["active_tiles"]
+        busy = np.where(of_operator, active / report.target.tiles_per_ipu, 1.0)
+        moved = self._moved.reindex(step).fillna(0.0).to_numpy()
         body = np.repeat(np.arange(len(bodies.count)), bodies.count)
         stage, task = (report.bodies[name].to_numpy() for name in ("stage", "task"))
         own = np.flatnonzero((bodies.step >= 0) & (stage[body] >= 0))
-        step = about["step"].to_numpy()
         order = np.argsort(step, kind="stable")
         row, body = order[np.searchsorted(step[order], bodies.step[own])], body[own]
-        cycles = about["cycles"].to_numpy()[row]
+        cycles = steps.steps_in_order("cycles")[row]
         beyond = np.where(of_operator[row], beyond_starting(cycles, kind[row]), 0)
         beyond = np.where(copied[row], cycles, beyond)
         work = _Work(

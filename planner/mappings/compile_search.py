@@ -297,10 +297,7 @@ def _fits_without_phases(state: State) -> bool:
 
 
 def verified(
-    made: Plan,
-    engine: Engine,
-    count: int,
-    on_news: Callable[[News], None] = lambda news: None,
+    made: Plan, engine: Engine, count: int, on_news: Callable[[News], None] = lambda news: None
 ) -> Plan:
     """The plan with its first ``count`` candidates compiled in full, unless it was interrupted."""
     if made.stopped == INTERRUPTED:

@@ -9,11 +9,7 @@ from itertools import product
 import numpy as np
 
 from ipuscope.planner.mappings.mapping import Key
-from ipuscope.planner.mappings.mapping_search import (
-    free_in_parts,
-    in_one_stage,
-    look_into,
-)
+from ipuscope.planner.mappings.mapping_search import free_in_parts, in_one_stage, look_into
 from ipuscope.planner.mappings.plan import Candidate
 from ipuscope.planner.mappings.priced import Place, Priced, lacking, places
 from ipuscope.planner.mappings.question import PARTS, Question

@@ -92,9 +92,7 @@ def mixed(group: Group, of_block: np.ndarray) -> Costs:
     for name in _RESIDUALS:
         memory[name] = np.concatenate([getattr(one, name) for one in memories])
     return replace(
-        costs,
-        cycles=replace(costs.cycles, **cycles),
-        memory=replace(costs.memory, **memory),
+        costs, cycles=replace(costs.cycles, **cycles), memory=replace(costs.memory, **memory)
     )
 
 

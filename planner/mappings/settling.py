@@ -6,11 +6,7 @@ from dataclasses import replace
 
 from ipuscope.planner.mappings.engine import Settled
 from ipuscope.planner.mappings.mapping import Mapping
-from ipuscope.planner.mappings.mapping_search import (
-    beating,
-    predicted,
-    rebalanced,
-)
+from ipuscope.planner.mappings.mapping_search import beating, predicted, rebalanced
 from ipuscope.planner.mappings.memory_proportions import cheapest, groups, with_own_proportions
 from ipuscope.planner.mappings.plan import Candidate
 from ipuscope.planner.mappings.priced import Place, Priced

@@ -31,9 +31,7 @@ _LEAST_WIDTH = 8  # Blocks: stages of so many are looked at together
 
 
 def least_maximum(
-    cost: Callable[[int, Rows], np.ndarray],
-    stages: int,
-    begins: Sequence[slice] | None = None,
+    cost: Callable[[int, Rows], np.ndarray], stages: int, begins: Sequence[slice] | None = None
 ) -> tuple[int, tuple[int, ...]] | None:
     """The least maximum of ``cost(k)`` over the stages of a split, and the stages' first Blocks.
 
@@ -196,11 +194,7 @@ def interval_costs(
 
 
 def _memory(
-    costs: Costs,
-    width: int,
-    choice: Choice,
-    enough: int | None,
-    in_company: bool = False,
+    costs: Costs, width: int, choice: Choice, enough: int | None, in_company: bool = False
 ) -> IntervalMemory:
     """`interval_memory`, from an earlier table that is wide, and exact or leaves enough room.
 

@@ -239,12 +239,7 @@ def _write_the_whole(
 
 
 def _with_readers(
-    costs: BlockCosts,
-    always: Tables,
-    own: Own,
-    grown: _Grown,
-    in_company: bool,
-    begin: int = 0,
+    costs: BlockCosts, always: Tables, own: Own, grown: _Grown, in_company: bool, begin: int = 0
 ) -> None:
     """Write the stages that have tied weights with Blocks that read them into ``grown``.
 

@@ -26,10 +26,7 @@ def profiled(costs: Costs) -> Assignment:
 
 
 def parse_assignment(
-    names: Sequence[str],
-    words: str,
-    ipus: Sequence[int] | None = None,
-    costs: Costs | None = None,
+    names: Sequence[str], words: str, ipus: Sequence[int] | None = None, costs: Costs | None = None
 ) -> Assignment:
     """A split from words, over Blocks of these names in the order of the model.
 

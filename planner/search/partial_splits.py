@@ -275,8 +275,7 @@ class Search:
         update = np.maximum(update, rest.of(_UPDATE, at))
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
-            still * (ways.forward + ways.backward),
-            self.work[at] - self.table.most if still else 0,
+            still * (ways.forward + ways.backward), self.work[at] - self.table.most if still else 0
         )
         to_come = weights.ahead * ahead + weights.behind * rest.of(_BEHIND, at)
         copies = copies_bound(self.costs, np.minimum(link, 1 << 50))

@@ -32,12 +32,7 @@ from ipuscope.planner.predict.what_if import (
     holds,
     what_if,
 )
-from ipuscope.planner.search.partial_splits import (
-    MOST_APART,
-    LeastUpdate,
-    Search,
-    least_update,
-)
+from ipuscope.planner.search.partial_splits import MOST_APART, LeastUpdate, Search, least_update
 from ipuscope.planner.search.refusal import does_not_fit
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
 from ipuscope.planner.search.update_bounds import (
@@ -164,10 +159,7 @@ def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
 
 
 def quickest(
-    costs: Costs,
-    *,
-    together: Sequence[Sequence[int]] = (),
-    choices: Sequence[Choice] = (),
+    costs: Costs, *, together: Sequence[Sequence[int]] = (), choices: Sequence[Choice] = ()
 ) -> Split:
     """The quickest split onto the profiled number of IPUs, or fewer; ValueError if none can run.
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -228,6 +229,24 @@ def spent_by_step(
     none), its cycles, and how often it runs. The last step of a piece lasts until it ends. Columns
     as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
     """
+    pieces_of = tuple(one.tobytes() for one in (phase, body, length, times))
+    entry, rows = report.file.keep(
+        ("spent by step", pieces_of), lambda: _spent_by_entry(report, phase, body, length, times)
+    )
+    about = _named(report, entry, named)
+    return {
+        "phase": rows["phase"],
+        "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
+        **about,
+        "times": rows["times"],
+        "cycles": rows["cycles"],
+    }
+
+
+def _spent_by_entry(
+    report: Report, phase: np.ndarray, body: np.ndarray, length: np.ndarray, times: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """`spent_by_step` by entries of `Bodies` (-1: of no body): ``phase``, ``times``, ``cycles``."""
     own = report.file.once("distinct steps", lambda: _distinct(report.sequence.bodies_in_row))
     steps = len(own.entry) + 1  # the last: of no body
     count = np.append(own.count, 1)[body]
@@ -244,11 +263,8 @@ def spent_by_step(
     totals = np.zeros((2, size), dtype=np.int64)
     np.add.at(totals[0], key, runs * times[piece])
     np.add.at(totals[1], key, cycles * times[piece])
-    about = _named(report, np.append(own.entry, -1)[step[rows]], named)
-    return {
+    return np.append(own.entry, -1)[step[rows]], {
         "phase": np.array(_PHASES, dtype=object)[phase[piece[rows]]],
-        "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
-        **about,
         "times": totals[0][key[rows]],
         "cycles": totals[1][key[rows]],
     }
@@ -302,6 +318,8 @@ def _named(report: Report, entry: np.ndarray, named: bool) -> dict[str, np.ndarr
     real = entry >= 0
     columns, wanted = {}, _BY_STEP if named else _BY_STEP[:-1]
     found = report.sequence.body_steps_at(entry[real], *wanted, "kind", "purpose")
+    if real.all():
+        return found
     for name, values in found.items():
         none = WAITING if name in ("kind", "name") else "" if values.dtype == object else -1
         columns[name] = np.full(len(entry), none, dtype=values.dtype)
@@ -344,13 +362,16 @@ def waterfall(path: Mapping[str, Any] | pd.DataFrame) -> pd.DataFrame:
 
 def waterfall_columns(path: Mapping[str, Any] | pd.DataFrame) -> dict[str, np.ndarray]:
     """`waterfall` as arrays."""
-    cause, phase = (np.asarray(path[name], dtype=object) for name in ("cause", "phase"))
-    causes = [one for one in CAUSES if (cause == one).any()]
-    columns = {}
-    for one in (*records.PHASES, WAITING):
-        here = np.where(phase == one, np.asarray(path["cycles"]), 0)
-        if (phase == one).any():
-            columns[one] = np.array([here[cause == other].sum() for other in causes])
+    spent: Counter[tuple[str, str]] = Counter()
+    of_path = zip(*(path[name].tolist() for name in ("cause", "phase", "cycles")), strict=True)
+    for cause, phase, cycles in of_path:
+        spent[cause, phase] += cycles
+    causes = [one for one in CAUSES if any(one == cause for cause, _ in spent)]
+    columns = {
+        phase: np.array([spent[cause, phase] for cause in causes])
+        for phase in (*records.PHASES, WAITING)
+        if any(phase == other for _, other in spent)
+    }
     total = sum(columns.values(), np.zeros(len(causes), dtype=np.int64))
     share = total / max(1, int(total.sum()))
     return {"cause": np.array(causes, dtype=object), **columns, "cycles": total, "share": share}
@@ -369,10 +390,10 @@ def entries(path: Path, named: np.ndarray) -> dict[str, np.ndarray]:
     step = np.where(np.isin(path["cause"], _ACROSS), path["step"], -1)
     whole = [*(path[name] for name in ("cause", "ipu", "stage")), step]
     whole.append(path["task"] == BodyTask.UPDATE)
-    about = ("task", "direction", "step", "op", "tensor")
+    about = ("task", "direction", "step", "op", "tensor")  # a step says the last two
     alike_as = {name: NUMBER.sub("*", name).removesuffix("_*") for name in {*named.tolist()}}
     part = np.array([alike_as[name] for name in named.tolist()], dtype=object)
-    rows, which = first_ones(*whole, part, named, *(path[name] for name in about))
+    rows, which = first_ones(*whole[:3], named, *(path[name] for name in about[:3]))
     times, cycles = (summed(path[name], which, len(rows)) for name in ("times", "cycles"))
     order = np.argsort(-cycles, kind="stable")
     leads, which = first_ones(*(values[rows[order]] for values in (*whole, part)))

@@ -21,7 +21,7 @@ from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import frame_of, summed
+from ipuscope.profiler.report.frames import first_ones, frame_of, some_columns, summed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,14 +69,9 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     (executions, of all replicas) and ``cycles`` (of all of them). Includes overlapped work on I/O
     tiles, but no waiting.
     """
-    steps = _spent(report, run, iteration)
+    steps = frame_of(spent_by_step(report, *pieces(*_busy(report, run, iteration))))
     keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
     return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
-
-
-def _spent(report: Report, run: int, iteration: int) -> pd.DataFrame:
-    """`spent_by_step` of all tasks of a device iteration that are no waiting."""
-    return frame_of(spent_by_step(report, *pieces(*_busy(report, run, iteration))))
 
 
 def _busy(report: Report, run: int, iteration: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,15 +88,25 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
     layers that differ only in their number are one.
     """
-    steps = report.file.once("hierarchy.spent", lambda: _spent(report, 0, 0))
-    has_op, cause = steps["op"] >= 0, steps["cause"]
-    kind = cause.where(~(has_op & cause.isin(_OF_OPERATORS)), steps["direction"])
-    # an operator's steps differ in kind only: few rows before their names are read
-    named = steps[["name", "cause"]].mask(has_op, "").set_axis(["name", "otherwise"], axis=1)
-    rows = steps[["op", "stage", "cycles"]].assign(kind=kind).join(named)
-    keys = ["op", "stage", "kind", "name", "otherwise"]
-    rows = rows.groupby(keys, as_index=False, sort=False)[["cycles"]].sum()
+    rows = report.file.once("cycles by operator", lambda: _by_operator(report))
     return _leaves(report, rows, "cycles", order, together)
+
+
+def _by_operator(report: Report) -> pd.DataFrame:
+    """Cycles by operator, or by name and cause of steps without one, as `_leaves` takes them."""
+    steps = spent_by_step(report, *pieces(*_busy(report, 0, 0)))
+    has_op, cause = steps["op"] >= 0, steps["cause"]
+    on_chip = has_op & np.isin(cause, _OF_OPERATORS)
+    # an operator's steps differ in kind only: few rows before their names are read
+    columns = {
+        **some_columns(steps, "op", "stage"),
+        "kind": np.where(on_chip, steps["direction"], cause),
+        "name": np.where(has_op, "", steps["name"]),
+        "otherwise": np.where(has_op, "", cause),
+    }
+    first, which = first_ones(*columns.values())
+    cycles = summed(steps["cycles"], which, len(first))
+    return frame_of({name: of[first] for name, of in columns.items()} | {"cycles": cycles})
 
 
 def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.DataFrame:

@@ -106,9 +106,9 @@ def _executed_ops(report: Report) -> pd.DataFrame:
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
     """The steps of one execution of these operators, as often as their body runs them."""
-    steps = report.program_steps()
-    own = (steps["op"] >= 0) & (steps["purpose"] == Purpose.OPERATOR)
-    chosen = (own & (steps["direction"] != Direction.RECOMPUTE)).to_numpy()
+    steps, has = report.program_steps(), report.sequence.steps_with
+    chosen = (steps["op"] >= 0).to_numpy() & has("purpose", Purpose.OPERATOR)
+    chosen = chosen & ~has("direction", Direction.RECOMPUTE)
     if len(ops) < len(report.ops):
         chosen = chosen & steps["op"].isin(ops.index).to_numpy()
     rows = np.flatnonzero(chosen)

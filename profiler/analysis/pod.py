@@ -97,9 +97,9 @@ def link_loads(report: Report) -> pd.DataFrame:
     machine", "between machines" or "between racks": where the slowest link lies) and ``busy``: the
     share of the device iteration that one such link needs for them.
     """
-    rows = _over_links(report)
+    rows = report.file.once("steps over links", lambda: _over_links(report))
     runs = report.tasks(iteration=0)["body"].value_counts()
-    rows["bytes"] *= runs.reindex(rows["body"], fill_value=0).to_numpy()
+    rows = rows.assign(bytes=rows["bytes"] * runs.reindex(rows["body"], fill_value=0).to_numpy())
     sums = rows.groupby(_LINK, as_index=False)["bytes"].sum()
     sums = sums[sums["bytes"] > 0]
     ends = zip(*(sums[name] for name in _LINK), strict=True)
@@ -118,7 +118,7 @@ def link_slices(report: Report, run: int = 0, iteration: int | None = 0) -> pd.D
     ``link`` (its row there), ``start, end`` (cycles, on the clock of `Report.tasks`) and ``bytes``:
     a row for each time that a step sends over it.
     """
-    rows = _over_links(report)
+    rows = report.file.once("steps over links", lambda: _over_links(report))
     links = link_loads(report).reset_index(names="link")
     rows = rows.merge(links[["link", *_LINK]], on=_LINK)
     tasks = report.tasks(run, iteration=iteration)[["body", "start", "end"]]

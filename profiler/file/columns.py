@@ -35,6 +35,7 @@ class Columns(Mapping[str, np.ndarray]):
         self._read: dict[str, np.ndarray] = {}
         self._coded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._names = tuple(column.name for column in schema.columns(record))
+        self._texts = {column.name for column in schema.columns(record) if column.kind == "str"}
         self.rows = reader.count(record)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -49,6 +50,10 @@ class Columns(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column has texts, in a table of which they are stored once each."""
+        return self.rows >= schema.LEAST_PACKED and name in self._texts
 
     def has(self, name: str) -> bool:
         """Whether a column was already read."""
@@ -95,6 +100,12 @@ class Columns(Mapping[str, np.ndarray]):
                 return
             self._read.update(self._reader.some(self._record, missing, self.rows))
             self._check_or_forget(missing, self._read)
+
+    def read_coded(self) -> None:
+        """Read all columns, texts as `coded` has them where the file stores them so."""
+        for name in filter(self.is_text, self._names):
+            self.coded(name)
+        self.read(*(name for name in self._names if name not in self._coded))
 
     def _check_or_forget(self, names: Iterable[str], read: dict[str, Any]) -> None:
         try:

@@ -82,9 +82,8 @@ class WholeColumns:
     def _order(self, record: type[Any]) -> np.ndarray | None:
         """The order in which rows are read; None: that in which they were added."""
         names = [column.name for column in schema.columns(record)]
-        keys = [name for name in schema.order(record).split(", ") if name != "rowid"]
-        keys = keys or [name for name in names[:1] if name == "id"]  # an integer key is the rowid
-        if not keys:
+        keys = schema.order(record).split(", ")
+        if keys == ["rowid"]:
             return None
         columns = [
             np.concatenate([part[names.index(key)] for part in self._parts[record]]) for key in keys

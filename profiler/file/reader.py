@@ -24,7 +24,7 @@ import numpy as np
 
 from ipuscope.profiler.answers import state_of
 from ipuscope.profiler.errors import ProfileError
-from ipuscope.profiler.file import codec, from_json, packed_columns, schema
+from ipuscope.profiler.file import codec, from_json, packed_columns, records, schema
 
 # Where a run leaves its profile in a directory, in search order (docs/libpva.md#files-of-a-run).
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
@@ -158,7 +158,7 @@ class Reader:
         """dtype, length, data and words of those of these columns that a table has packed."""
         if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
             return {}
-        self._check_columns(record)
+        self._rows_of(record)
         marks = ",".join("?" * len(names))
         stored = self._query(
             f"SELECT name, dtype, length, data, words FROM main.{schema.PACKED_TABLE}"
@@ -169,7 +169,8 @@ class Reader:
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Packed columns of a table that differ from its rows."""
-        if schema.PACKED_TABLE not in self._tables or record.table not in self._tables:
+        stored = {record.table, schema.stored_in(record)} & self._tables
+        if schema.PACKED_TABLE not in self._tables or not stored:
             return []
         columns, rows = schema.columns(record), self.count(record)
         packed = self.packed(record, columns, rows)
@@ -181,10 +182,9 @@ class Reader:
         self, record: type[Any], columns: Sequence[schema.Column], most: int = -1
     ) -> dict[str, np.ndarray]:
         """These columns of the first ``most`` rows (-1: of all)."""
-        self._check_columns(record)
         names = ", ".join(column.name for column in columns)
         rows = self._query(
-            f"SELECT {names} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?",
+            f"SELECT {names} FROM {self._rows_of(record)} ORDER BY {schema.order(record)} LIMIT ?",
             [most],
         )
         values: Iterable[tuple[Any, ...]] = (
@@ -197,8 +197,7 @@ class Reader:
 
     def count(self, record: type[Any]) -> int:
         """The number of rows of a table."""
-        self._check_columns(record)
-        return int(self._query(f"SELECT count(*) FROM main.{record.table}")[0][0])
+        return int(self._query(f"SELECT count(*) FROM {self._rows_of(record)}")[0][0])
 
     def _column(
         self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]
@@ -222,36 +221,36 @@ class Reader:
         if column.kind == "vector" and values.min(initial=0) < least:
             raise self.damaged(f"{record.table}.{column.name} refers to the vector {values.min()}")
 
-    def _check_columns(self, record: type[Any]) -> None:
-        """The table must be a plain one with our columns: views and generated columns never run."""
-        if record.table not in self._tables:
-            raise self.damaged(f"the table {record.table} is missing")
-        present = {
-            row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")
-        }
-        for column in schema.columns(record):
-            if present.get(column.name) != 0:
-                raise self.damaged(f"the column {record.table}.{column.name} is missing")
+    def _rows_of(self, record: type[Any]) -> str:
+        """What a record's rows are selected from: its table, or what our view of it selects.
 
-    def text(self, record: type[Any], column: str, id: int) -> str:
-        """A text of one row; ProfileError if the row or its text does not exist."""
-        self._check_columns(record)
-        rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
-        if len(rows) != 1 or not isinstance(rows[0][0], str):
-            raise self.damaged(f"{record.table}.{column} of the row {id} is not text")
-        answer: str = rows[0][0]
-        return answer
+        Tables must be plain ones with our columns: views and generated columns never run.
+        """
+        stored = schema.stored_in(record)
+        if record.table in (stored, *self._tables):  # before format 4 every record has its table
+            self._check_columns(record.table, record)
+            return f"main.{record.table}"
+        self._check_columns(stored, record)
+        self._check_columns(records.Program.table, records.Program)
+        return f"({schema.SELECTS[record.table]})"
+
+    def _check_columns(self, table: str, record: type[Any]) -> None:
+        if table not in self._tables:
+            raise self.damaged(f"the table {table} is missing")
+        present = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({table})")}
+        for column in schema.columns(record):
+            if present.get(column.name) != 0 and (column.stored or table == record.table):
+                raise self.damaged(f"the column {table}.{column.name} is missing")
 
     def texts(self, record: type[Any], column: str, ids: list[int]) -> list[str]:
-        """`text` of several rows, for ascending ids without repetition."""
-        self._check_columns(record)
+        """A text of each of these rows, with ascending ids; ProfileError if one is not there."""
         rows: list[tuple[Any, Any]] = []
+        source = self._rows_of(record)
         for at in range(0, len(ids), _TOGETHER):
             some = ids[at : at + _TOGETHER]
             marks = ",".join("?" * len(some))
             rows += self._query(
-                f"SELECT id, {column} FROM main.{record.table} WHERE id IN ({marks}) ORDER BY id",
-                some,
+                f"SELECT id, {column} FROM {source} WHERE id IN ({marks}) ORDER BY id", some
             )
         if [id for id, _ in rows] != ids or any(type(text) is not str for _, text in rows):
             raise self.damaged(f"{record.table}.{column} of some rows is not text")
@@ -482,10 +481,10 @@ def _check_header(path: Path) -> bool:
             f"the profile has format {version}, and this IPUscope reads up to {schema.VERSION}",
             "Update IPUscope (pip install -U ipuscope)",
         )
-    if version < schema.VERSION:
+    if version < schema.OLDEST:
         raise ProfileError(
             path,
-            f"the profile has format {version}; this IPUscope reads format {schema.VERSION}",
+            f"the profile has format {version}; this IPUscope reads from format {schema.OLDEST} on",
             "Run the model again: ipu-run --compile-only SCRIPT writes a new profile",
         )
     expected = (65536 if page_size == 1 else page_size) * pages

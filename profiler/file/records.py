@@ -243,9 +243,13 @@ class Step:
     """A program step of one IPU: the unit of liveness and of execution.
 
     ``position`` counts the steps of that IPU in program order (0 ...); liveness is indexed by it.
+    Since format 4 this is a view: ``program_step_rows`` is the table, and a step has the type and
+    the name of its program.
     """
 
     table: ClassVar[str] = "program_steps"
+    stored: ClassVar[str] = "program_step_rows"
+    of_program: ClassVar[tuple[str, ...]] = ("type", "name")
 
     id: Id
     ipu: Ipu

@@ -20,7 +20,7 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import Bound
 
 APPLICATION_ID = 0x49505553  # "IPUS"
-VERSION = 3
+VERSION, OLDEST = 4, 3  # written, and still read
 
 PACKED_TABLE = "packed_columns"
 LEAST_PACKED = 4096  # rows of a table whose columns are packed: fewer are read as quickly
@@ -56,13 +56,15 @@ _KINDS: dict[type, str] = {int: "int", float: "float", str: "str", np.ndarray: "
 class Column:
     """One field of a record. ``kind`` is "int", "float", "str" or "vector".
 
-    ``bound``: its valid values; None of texts that may be anything.
+    ``bound``: its valid values; None of texts that may be anything. ``stored``: it is a column of
+    the record's table, and not only of its view.
     """
 
     name: str
     kind: str
     optional: bool
     bound: Bound | None
+    stored: bool
 
     @property
     def sql(self) -> str:
@@ -90,12 +92,20 @@ def _column(record: type[Any], name: str, hint: Any) -> Column:
     kind, bound = get_args(hint) if hasattr(hint, "__metadata__") else (hint, None)
     if kind not in _KINDS:
         raise TypeError(f"{record.__name__}.{name}: a table has no column for {hint!r}")
-    return Column(name, _KINDS[kind], optional, bound)
+    return Column(
+        name, _KINDS[kind], optional, bound, name not in getattr(record, "of_program", ())
+    )
+
+
+def stored_in(record: type[Any]) -> str:
+    """The table that a record's rows are written to."""
+    table: str = getattr(record, "stored", record.table)
+    return table
 
 
 def create_table(record: type[Any]) -> str:
     """The DDL of a record's table; its key: a first column ``id``, an option's name, or ``key``."""
-    lines = [column.sql for column in columns(record)]
+    lines = [column.sql for column in columns(record) if column.stored]
     if lines[0].startswith("id ") or record is records.Option:
         name, kind, *_ = lines[0].split()
         lines[0] = f"{name} {kind} PRIMARY KEY" + ("" if kind == "INTEGER" else " NOT NULL")
@@ -103,7 +113,7 @@ def create_table(record: type[Any]) -> str:
     if key:
         lines.append(f"PRIMARY KEY ({key})")
     return (
-        f"CREATE TABLE {record.table} (\n  "
+        f"CREATE TABLE {stored_in(record)} (\n  "
         + ",\n  ".join(lines)
         + "\n)"
         + (" WITHOUT ROWID" if key else "")
@@ -112,16 +122,18 @@ def create_table(record: type[Any]) -> str:
 
 def order(record: type[Any]) -> str:
     """The order in which a record's rows are read."""
-    key: str = getattr(record, "key", "rowid")
+    key: str = getattr(record, "key", "id" if columns(record)[0].name == "id" else "rowid")
     return key
 
 
 def triggers(record: type[Any]) -> Iterator[str]:
     """The DDL that removes the packed columns of a table whose rows change."""
+    also = records.Step.table if record is records.Program else record.table
     for change in ("INSERT", "UPDATE", "DELETE"):
         yield (
             f"CREATE TRIGGER packed_{record.table}_{change.lower()} AFTER {change} ON"
-            f" {record.table} BEGIN DELETE FROM {PACKED_TABLE} WHERE of = '{record.table}'; END"
+            f" {stored_in(record)} BEGIN DELETE FROM {PACKED_TABLE}"
+            f" WHERE of IN ('{record.table}', '{also}'); END"
         )
 
 
@@ -162,6 +174,7 @@ VIEWS = (
     *_written_views(),
     View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),
 )
+SELECTS = {view.name: view.select for view in VIEWS}
 
 
 def statements() -> list[str]:

@@ -4,6 +4,15 @@
 -- vendor's files (docs/libpva.md#files-of-a-run). LIMIT -1 keeps SQLite from flattening
 -- execution_steps into a query that joins it, which would compare every pair.
 
+-- the table that it was before format 4: a step has the type and the name of its program
+CREATE VIEW program_steps(id, ipu, position, program, body, op, type, name, cycles, compute_set,
+  tile_cycles, bytes_in, bytes_out, purpose, tensor, code) AS
+SELECT id, ipu, position, program, body, op,
+  (SELECT type FROM program_tree WHERE program_tree.id = s.program) AS type,
+  (SELECT name FROM program_tree WHERE program_tree.id = s.program) AS name,
+  cycles, compute_set, tile_cycles, bytes_in, bytes_out, purpose, tensor, code
+FROM program_step_rows s;
+
 -- what one micro-batch costs on each stage
 CREATE VIEW stage_cycles(stage, ipu, cycles, forward_cycles, backward_cycles) AS
 SELECT id, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, groupby, islice
+from itertools import chain, compress, groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -161,6 +161,7 @@ class ProfileWriter:
                 raise TypeError(
                     f"{kind.__name__} is not a record of ipuscope.profiler.file.records"
                 )
+        _check_steps(by_type)
         vectors = _VectorBatch(self._vectors)
         columns = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
         runs = {
@@ -174,7 +175,8 @@ class ProfileWriter:
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, named in columns.items():
-                self._insert(kind, zip(*named, strict=True))
+                stored = compress(named, [column.stored for column in schema.columns(kind)])
+                self._insert(kind, zip(*stored, strict=True))
             for kind, rows_of_kind in tuples.items():
                 self._insert(kind, rows_of_kind)
         self._vectors.update(vectors.new)
@@ -185,12 +187,12 @@ class ProfileWriter:
 
     def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert rows, many by each statement: SQLite takes a lock for every one."""
-        columns, left = len(schema.columns(kind)), iter(rows)
+        columns, left = sum(column.stored for column in schema.columns(kind)), iter(rows)
         row = f"({', '.join('?' * columns)})"
         batches = iter(lambda: list(islice(left, _MOST_VALUES // columns)), [])
         for count, same in groupby(batches, key=len):
             values = (tuple(chain.from_iterable(batch)) for batch in same)
-            insert = f"INSERT INTO {kind.table} VALUES {', '.join([row] * count)}"
+            insert = f"INSERT INTO {schema.stored_in(kind)} VALUES {', '.join([row] * count)}"
             self._connection.executemany(insert, values)
 
     def publish(self) -> Path:
@@ -312,6 +314,16 @@ class _VectorBatch:
             coded = codec.encode_narrow(array)
             self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
         return number
+
+
+def _check_steps(rows: dict[type[Any], list[Any]]) -> None:
+    """Raise ValueError unless each step is like its program, where alone its texts are stored."""
+    programs = {row.id: (row.type, row.name) for row in rows.get(records.Program, ())}
+    for step in rows.get(records.Step, ()):
+        if programs.get(step.program) != (step.type, step.name):
+            raise ValueError(
+                f"step {step.id}: add it with its program, which has the same type and name"
+            )
 
 
 def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[Sequence[Any]]:

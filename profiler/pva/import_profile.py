@@ -169,7 +169,7 @@ class _Import:
             self.met.missing["Blocks: neither stated nor numbered in module paths"] += 1
         stages = import_blocks.stage_rows(self._stage_ipus, spent, blocks, variables, self.training)
         yield from ([self.target], [*self._options()], stages, blocks, self.ops, bodies)
-        yield from (tree, sets, steps, variables, uses, traces)
+        yield from ([*tree, *steps], sets, variables, uses, traces)
 
     def _target(self) -> records.Target:
         target = self._of(self._of(self.report, "compilation", None), "target", None)

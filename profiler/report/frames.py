@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES
+from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES, MOST_ROWS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ipuscope.profiler.file.columns import Columns
 
 
 def number(entries: Mapping[str, Any], key: str, default: float) -> float:
@@ -50,6 +52,15 @@ def texts_of(names: np.ndarray, which: np.ndarray) -> Any:
     return array.take(which) if len(names) else array
 
 
+def frame_columns(columns: Columns, names: Collection[str]) -> dict[str, Any]:
+    """These columns of a table for a frame, each of its distinct texts made once."""
+    columns.read("id", *(name for name in names if not columns.is_text(name)))
+    return {
+        name: texts_of(*columns.coded(name)[::-1]) if columns.is_text(name) else columns[name]
+        for name in names
+    }
+
+
 def frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame:
     """A frame of rows, with the columns' types."""
     values = zip(*rows, strict=True) if rows else ((),) * len(columns)
@@ -69,7 +80,9 @@ def first_ones(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             places: dict[Any, int] = {}
             code = np.array([places.setdefault(one, len(places)) for one in values.tolist()], int)
         else:
-            code = np.unique(values, return_inverse=True)[1]
+            code = values.astype(np.int64) - int(values.min(initial=0))
+            if code.max(initial=0) > MOST_ROWS:  # pairs of them would not fit
+                code = np.unique(values, return_inverse=True)[1]
         pairs = group * (int(code.max(initial=0)) + 1) + code
         _, first, group = np.unique(pairs, return_index=True, return_inverse=True)
     order = np.argsort(first)

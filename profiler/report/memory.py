@@ -10,18 +10,12 @@ import numpy as np
 
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.report.frames import (
-    frame_of,
-)
+from ipuscope.profiler.report.frames import frame_columns, frame_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.liveness import Peaks, Totals
-from ipuscope.profiler.timeline.tile_usage import (
-    IpuVariables,
-    by_kind,
-    tile_totals,
-)
+from ipuscope.profiler.timeline.tile_usage import IpuVariables, by_kind, tile_totals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,12 +38,11 @@ class Usage:
     def variables_with(self, *names: str) -> pd.DataFrame:
         """Selected columns of `variables`; only these are read."""
         columns = self.file.table(records.Variable)
-        columns.read("id", *names)
-        return frame_of({name: columns[name] for name in names}, index=columns["id"])
+        return frame_of(frame_columns(columns, names), index=columns["id"])
 
     def variable_name(self, id: int) -> str:
         """Name of a variable, without reading the others; `ProfileError` if there is none."""
-        return self.file.reader.text(records.Variable, "name", id)
+        return self.file.reader.texts(records.Variable, "name", [id])[0]
 
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable per tile."""

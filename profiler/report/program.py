@@ -14,6 +14,8 @@ from ipuscope.profiler.report.frames import depth_first, frame_of, looked_up, te
 from ipuscope.profiler.report.tables import ProfileFile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
 _BODY_STEPS = (
@@ -39,19 +41,19 @@ class ProgramSequence:
 
         Much faster than comparing that column: each distinct text is compared once.
         """
+        key = "steps with", name, words
+        return self.file.keep(key, lambda: among(words, *self.coded_in_order(name)))
 
-        def make() -> np.ndarray:
-            if name == "kind":
-                chosen = among(words, *self.coded_kinds)
-            elif name == "direction":
-                body = self.file.table(records.Body)
-                of_body = body.equals(name, *words)
-                chosen = looked_up(self.columns["body"], body["id"], of_body, False)
-            else:
-                chosen = self.columns.equals(name, *words)
-            return self.in_order(chosen)
-
-        return self.file.keep(("steps with", name, words), make)
+    def coded_in_order(self, name: str) -> tuple[np.ndarray, Sequence[str]]:
+        """A text of `steps_in_order` as each one's position among these texts; -1: none of them."""
+        if name == "kind":
+            code, texts = self.coded_kinds
+            return self.in_order(code), texts
+        body = self.file.table(records.Body)
+        code, distinct = (body if name == "direction" else self.columns).coded(name)
+        if name == "direction":
+            code = looked_up(self.columns["body"], body["id"], code, -1)
+        return self.in_order(code), distinct.tolist()
 
     def steps_of_ipu(self, ipu: int, *names: str) -> dict[str, np.ndarray]:
         """`steps_in_order` of one IPU: several columns by name, of its steps by position."""

@@ -20,6 +20,7 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report.frames import (
     bounds_of,
     columns_without,
+    frame_columns,
     frame_of,
     frame_of_rows,
     looked_up,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 BATCH = 500_000  # of one Arrow batch
 # Columns of steps that are read together.
 _FRAME_OF_STEPS = (
-    *("id", "ipu", "position", "program", "body", "op", "type", "name", "cycles"),
-    *("tile_cycles", "bytes_in", "bytes_out", "purpose", "tensor"),
+    *("id", "ipu", "position", "program", "body", "op", "name", "cycles"),
+    *("tile_cycles", "bytes_in", "bytes_out", "tensor"),
 )
 _STEPS_IN_ORDER = (
     *("step", "ipu", "position", "name", "type", "kind", "purpose", "tensor", "direction"),
@@ -152,7 +153,7 @@ class Report:
         block = self.file.table(records.Block)
         names = looked_up(columns["block"], block["id"], block["name"], "")
         return frame_of(
-            {**columns_without(columns, "id"), "block_name": names}, index=columns["id"]
+            {**frame_columns(columns, [*columns][1:]), "block_name": names}, index=columns["id"]
         )
 
     @property
@@ -217,7 +218,7 @@ class Report:
             balance = np.where(cycles < 0, np.nan, busy_share)
         return frame_of(
             {
-                **{name: steps.steps_in_order(name) for name in _STEPS_IN_ORDER},
+                **{name: self._of_steps(name) for name in _STEPS_IN_ORDER},
                 "bytes_in": bytes_in,
                 "bytes_out": bytes_out,
                 "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
@@ -225,6 +226,13 @@ class Report:
                 "times": steps.steps_in_order("times"),
             }
         )
+
+    def _of_steps(self, name: str) -> Any:
+        """A column of `program_steps`; texts that recur are made once each."""
+        if name not in ("type", "kind", "purpose", "direction"):
+            return self.sequence.steps_in_order(name)
+        code, texts = self.sequence.coded_in_order(name)
+        return texts_of(np.array([*texts, ""], dtype=object), code)
 
     def vertices(self, step: int) -> pd.DataFrame:
         """Vertices of a step's compute set, by type; bytes of code and state are over all tiles."""

@@ -10,11 +10,7 @@ import numpy as np
 from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.trace import Bodies, Tasks
 from ipuscope.profiler.lazy import cached_property
-from ipuscope.profiler.report.frames import (
-    looked_up,
-    position_in,
-    texts_of,
-)
+from ipuscope.profiler.report.frames import looked_up, position_in, texts_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline.executed_steps import Executed, Named, Names, Spent, spent
@@ -125,11 +121,7 @@ class Trace:
         return int(start.min()) + first, int(end.max()) + last
 
     def executed_count(
-        self,
-        run: int,
-        ipus: Ipus | None,
-        iteration: int | None,
-        window: tuple[float, float],
+        self, run: int, ipus: Ipus | None, iteration: int | None, window: tuple[float, float]
     ) -> int:
         """The number of slices of `executed` in a window."""
         tasks = self.tasks(run, ipus, iteration)
@@ -190,7 +182,8 @@ class Trace:
             return spent
         body, steps = self.file.table(records.Body), self.sequence.columns
         number = {kind: at for at, kind in enumerate(records.KINDS)}
-        of_step = np.array([number.get(kind, -1) for kind in self.sequence.kinds], dtype=np.int64)
+        code, kinds = self.sequence.coded_kinds
+        of_step = np.array([*(number.get(kind, -1) for kind in kinds), -1])[code]
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )

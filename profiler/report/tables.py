@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -201,10 +202,6 @@ class ProfileFile:
         """Whether bytes changed since it was written, other than by SQLite."""
         return self.as_written is seal.State.DAMAGED
 
-    def packed_amiss(self, record: type[Any]) -> list[str]:
-        """Columns of a table whose packed form differs from its rows."""
-        return self.reader.packed_amiss(record)
-
     def table(self, record: type[Any]) -> Columns:
         """A table's columns, each read on first use; vectors as ids, -1 for none. Do not modify."""
         with self._lock:
@@ -214,8 +211,9 @@ class ProfileFile:
             return self._columns[record]
 
     def check(self, record: type[Any]) -> None:
-        """Read all of a table, with its checks, and keep nothing of it."""
-        Columns(self.reader, record, self._check(record), self._lock).read()
+        """Read all of a table, with its checks, once, and keep nothing of it."""
+        columns = partial(Columns, self.reader, record, self._check(record), self._lock)
+        self.keep(("checked", record), lambda: columns().read_coded())
 
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""

@@ -1,22 +1,20 @@
-"""Which bytes are live when: sums over variables' intervals, a block of program steps at a time.
+"""Which bytes are live when: sums over variables' intervals, some states of a program at a time.
 
-An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. Adding it
-at its start, subtracting it at its stop and summing along the steps gives the bytes live at every
-step on every tile (difference and cumulative sum). Blocks bound the memory however long the
-program. All arrays are int64.
+An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. A state is
+how often each vector is live from one step on, until an interval starts or stops; equal layers have
+equal states, which are summed once. Pieces bound the memory however long the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 _REMEMBERED = 8  # totals that others are computed from
 _TOGETHER = 16  # states that share a bound
-BLOCK_CELLS = 1 << 17  # steps x tiles at a time, so that they stay in a core's cache
+PIECE = 2048  # states that are summed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +30,6 @@ class Intervals:
     def tiles(self) -> int:
         """Tiles of one IPU."""
         return int(self.vectors.shape[1])
-
-    def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The narrowest integers for what could be live at once on a tile, ``base`` included.
-
-        Half the width is twice as fast.
-        """
-        widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(
-            initial=0
-        )
-        return np.int32 if widest < 2**31 else np.int64
 
     def live(self, step: int) -> np.ndarray:
         """A mask of the variables live at a step."""
@@ -85,32 +73,47 @@ class Totals:
         return sum_of
 
 
-def blocks(
-    intervals: Intervals, first: int, last: int, base: np.ndarray, rows: int = 0
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``.
+def states(
+    intervals: Intervals, first: int, last: int, edges: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The states of ``first <= step < last``, in pieces, with the bytes on each tile.
 
-    ``base`` (int64[tiles]) is included. Pieces are of the narrowest integers and have ``rows``
-    steps (0: as many as `BLOCK_CELLS` allows), the last one the rest. A piece is valid only until
-    the next.
+    The steps at which a piece's states begin, each one's row of the bytes, and the bytes of the
+    distinct states, int64[row, tile]. States begin where what is live changes, and at ``edges``,
+    of which ``first`` is one.
     """
-    rows = rows or max(1, BLOCK_CELLS // max(1, intervals.tiles))
     step, row, change = _changes(intervals, first, last)
-    kind = intervals.dtype(base)
-    carry = (base + total(intervals.vectors, intervals.vector[intervals.live(first)])).astype(kind)
-    vectors = intervals.vectors.astype(kind)
-    for begin in range(first, last, rows):
-        end = min(begin + rows, last)
-        piece = np.zeros((end - begin, intervals.tiles), dtype=kind)
-        low, high = np.searchsorted(step, (begin, end))
-        for s, r, c in zip(
-            step[low:high].tolist(), row[low:high].tolist(), change[low:high].tolist(), strict=True
-        ):
-            piece[s - begin] += c * vectors[r]
-        piece[0] += carry
-        np.cumsum(piece, axis=0, dtype=kind, out=piece)
-        carry = piece[-1].copy()
-        yield begin, piece
+    always, times = np.unique(intervals.vector[intervals.live(first)], return_counts=True)
+    rows = np.union1d(row, always)
+    begin = np.union1d(edges, step)
+    vectors = intervals.vectors[rows]
+    counts = np.zeros(len(rows), dtype=np.int64)
+    counts[np.searchsorted(rows, always)] = times
+    for at in range(0, len(begin), PIECE):
+        some = begin[at : at + PIECE]
+        low, high = np.searchsorted(step, (some[0], some[-1] + 1))
+        changes = np.zeros((len(some), len(rows)), dtype=np.int32)
+        where = np.searchsorted(some, step[low:high]), np.searchsorted(rows, row[low:high])
+        changes[where] = change[low:high]
+        changes[0] += counts
+        every = np.cumsum(changes, axis=0, dtype=np.int32)
+        counts = every[-1]
+        distinct, which = _distinct(every)
+        yield some, which, np.matmul(*_as_floats(every[distinct], vectors)).astype(np.int64)
+
+
+def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first of each group of equal rows, and each row's group."""
+    groups: dict[bytes, int] = {}
+    which = np.array([groups.setdefault(row.tobytes(), len(groups)) for row in states])
+    return np.unique(which, return_index=True)[1], which
+
+
+def _as_floats(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both as the narrowest floats whose product is exact: BLAS does not multiply integers."""
+    largest = counts.max(axis=0, initial=0).astype(np.float64) @ vectors.max(axis=1, initial=0)
+    kind = np.float32 if largest < 2**24 else np.float64
+    return counts.astype(kind), vectors.astype(kind)
 
 
 def _changes(
@@ -152,17 +155,16 @@ def resampled(
     base = np.zeros(intervals.tiles, dtype=np.int64) if always is None else always
     if min(steps, tiles) <= 0:
         return np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
-    largest = np.zeros((steps, intervals.tiles), dtype=np.int64)
+    largest = np.zeros((steps, tiles), dtype=np.int64)
     row_edges = first + np.arange(steps) * (last - first) // steps
     tile_edges = np.arange(tiles) * intervals.tiles // tiles
-    for begin, piece in blocks(intervals, first, last, base):
+    for begin, which, nbytes in states(intervals, first, last, row_edges):
+        cells = np.maximum.reduceat(nbytes + base, tile_edges, axis=1)
         # The piece may begin within a row of the piece before.
-        low = int(np.searchsorted(row_edges, begin, side="right")) - 1
-        high = int(np.searchsorted(row_edges, begin + len(piece)))
-        edges = np.maximum(row_edges[low:high] - begin, 0)
-        cells = np.maximum.reduceat(piece, edges, axis=0)
-        np.maximum(largest[low:high], cells, out=largest[low:high])
-    return np.maximum.reduceat(largest, tile_edges, axis=1) if tiles < intervals.tiles else largest
+        rows, at = np.unique(np.searchsorted(row_edges, begin, side="right") - 1, return_index=True)
+        most = np.maximum.reduceat(cells[which], at, axis=0)
+        largest[rows] = np.maximum(largest[rows], most)
+    return largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +203,13 @@ def fullest_of_steps(
     intervals: Intervals, steps: int, always: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The fullest tile at each step, ``always`` (int64[tiles]) included, and its bytes."""
-    max_tile, max_bytes = (np.zeros(steps, dtype=np.int64) for _ in range(2))
-    for begin, piece in blocks(intervals, 0, steps, always):
-        here = slice(begin, begin + len(piece))
-        max_tile[here] = piece.argmax(axis=1)
-        max_bytes[here] = piece.max(axis=1)
-    return max_tile, max_bytes
+    pieces = []
+    for begin, which, nbytes in states(intervals, 0, steps, np.array([0])):
+        total = nbytes + always
+        pieces.append((begin, total.argmax(axis=1)[which], total.max(axis=1)[which]))
+    begins, max_tile, max_bytes = map(np.concatenate, zip(*pieces, strict=True))
+    times = np.diff(begins, append=steps)
+    return np.repeat(max_tile, times), np.repeat(max_bytes, times)
 
 
 def _step_totals(intervals: Intervals, steps: int) -> np.ndarray:
@@ -255,14 +258,8 @@ def fullest_states(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray,
     vectors as often as any of its states has them. A group is computed only for the tiles on which
     no other has a larger bound.
     """
-    seen: dict[bytes, int] = {}
-    for number, row in enumerate(counts):
-        seen.setdefault(row.tobytes(), number)
-    distinct = np.array(list(seen.values()))
-    counts = counts[distinct]
-    largest = counts.max(axis=0).astype(np.float64) @ vectors.max(axis=1)
-    kind = np.float32 if largest < 2**24 else np.float64  # exact, and BLAS multiplies floats
-    counts, vectors = counts.astype(kind), vectors.astype(kind)
+    distinct, _ = _distinct(counts)
+    counts, vectors = _as_floats(counts[distinct], vectors)
     groups = np.arange(0, len(counts), _TOGETHER)
     bounds = np.maximum.reduceat(counts, groups, axis=0) @ vectors
     of_tile = np.ascontiguousarray(vectors.T)

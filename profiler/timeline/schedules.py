@@ -26,14 +26,7 @@ from ipuscope.profiler.timeline.schedule_layout import (
     _longest,
     _Tasks,
 )
-from ipuscope.profiler.timeline.schedule_types import (
-    BACKWARD,
-    COPY,
-    FORWARD,
-    SYNC,
-    Costs,
-    Schedule,
-)
+from ipuscope.profiler.timeline.schedule_types import BACKWARD, COPY, FORWARD, SYNC, Costs, Schedule
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,7 @@ class _Version(argparse.Action):
 def make_parser(only: str = "") -> argparse.ArgumentParser:
     """The parser of `ipu-report`; ``only``: the one subcommand that gets its arguments."""
     parser = Parser(
-        prog="ipu-report",
-        description=_HELP,
-        epilog=_EXAMPLES,
-        formatter_class=HelpText,
+        prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=HelpText
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")

@@ -56,10 +56,7 @@ def first_steps(here: str = ".") -> str:
 def add_profiles(parser: argparse.ArgumentParser) -> None:
     """One or more PROFILE arguments."""
     parser.add_argument(
-        "profiles",
-        nargs="+",
-        metavar="PROFILE",
-        help="profile.pop, a directory, or a pattern",
+        "profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern"
     )
 
 
@@ -399,11 +396,10 @@ def check_ipu(report: Report, ipu: int) -> None:
         )
 
 
-def ipus(report: Report) -> Iterator[int]:
+def ipus(report: Report) -> list[int]:
     """The IPUs that have their own program."""
-    from ipuscope.profiler.file import records
-
-    yield from sorted(set(report.file.table(records.Step)["ipu"].tolist()))
+    numbers: list[int] = report.sequence.steps_of_ipus.nonzero()[0].tolist()
+    return numbers
 
 
 def top(args: argparse.Namespace) -> int | None:

@@ -104,7 +104,7 @@ def _packed(report: Report, every_row: bool) -> str:
     if report.file.as_written is State.INTACT and not every_row:
         return ""
     for record in records.STORED:
-        amiss = report.file.packed_amiss(record)
+        amiss = report.file.reader.packed_amiss(record)
         if amiss:
             return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
     return ""
@@ -167,11 +167,11 @@ def _time(report: Report) -> str:
     beside = report.file.table(records.Body).equals("kind", records.BESIDE)
     for run in report.runs["run"].tolist():
         every = report.trace.tasks(run, None, 0)  # the others repeat it
-        for ipu in sorted({*every.ipu.tolist()}):
-            tasks = every.where((every.ipu == ipu) & ~beside[every.body])
-            wrong = tasks.start[1:] != tasks.end[:-1]
-            if wrong.any():
-                return f"run {run}, IPU {ipu}: {int(wrong.sum())} gaps or overlaps"
+        own = ~beside[every.body]
+        ipu, start, end = (values[own] for values in (every.ipu, every.start, every.end))
+        wrong = ipu[1:][(start[1:] != end[:-1]) & (ipu[1:] == ipu[:-1])]
+        if len(wrong):
+            return f"run {run}, IPU {wrong[0]}: {(wrong == wrong[0]).sum()} gaps or overlaps"
     return ""
 
 

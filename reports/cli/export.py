@@ -112,12 +112,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:  # too many rows for a frame
             raise common.CommandError(f"{report.path}: {error}: --iteration 0 takes one") from error
         predicted = " (predicted: no call was profiled)" if report.predicted else ""
-    what = {
-        "model-explorer": "nodes",
-        "perfetto": "events",
-        "csv": "rows",
-        "parquet": "rows",
-    }
+    what = {"model-explorer": "nodes", "perfetto": "events", "csv": "rows", "parquet": "rows"}
     print(f"{args.output}: {rows:,} {what.get(form, 'stacks')}{predicted}")
     return common.OK
 

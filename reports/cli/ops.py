@@ -59,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", metavar="WORDS", help="only operators whose name contains this")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
-    parser.add_argument(
-        "--direction",
-        choices=DIRECTIONS,
-        help="only this direction",
-    )
+    parser.add_argument("--direction", choices=DIRECTIONS, help="only this direction")
     parser.add_argument(
         "--why", action="store_true", help="what keeps each most from its ceiling, in words"
     )

@@ -37,11 +37,7 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
 TOP = 20  # rows for people
-_LETTERS: dict[str, str] = {
-    "forward": "F",
-    "backward": "B",
-    "recompute": "R",
-}
+_LETTERS: dict[str, str] = {"forward": "F", "backward": "B", "recompute": "R"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -118,12 +118,7 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     if args.fewest:
         return fewest_ipus(costs, choices, together)
     if args.stage_ipus is not None:
-        return best_split(
-            costs,
-            ipus=common.stage_ipus(args),
-            together=together,
-            choices=choices,
-        )
+        return best_split(costs, ipus=common.stage_ipus(args), together=together, choices=choices)
     return best(costs, args.stages, choices=choices, together=together)
 
 

@@ -14,7 +14,7 @@ from ipuscope.profiler import ProfileError, ProfileWriter, open_report
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.columns import Columns
 from ipuscope.profiler.file.reader import Reader
-from tests.profiler.test_file import row_strategy
+from tests.profiler.test_file import row_strategy, with_programs
 
 
 def names_of(record):
@@ -29,7 +29,7 @@ def names_of(record):
 def test_packed_columns_are_what_the_cells_are(record, data, tmp_path):
     rows = data.draw(row_strategy(record, 2))
     with ProfileWriter(tmp_path / "some.pop") as writer:
-        writer.add(rows)
+        writer.add(with_programs(rows))
         path = writer.publish()
     with Reader(path) as reader:
         whole = reader.columns(record)

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from ipuscope.profiler import ProfileError, ProfileWriter, open_report, pva
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.reader import Reader
+from ipuscope.profiler.report import query
+from ipuscope.reports.cli import main
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 from tools import pop_format
@@ -132,8 +134,16 @@ def row_strategy(record, length):
         for column in schema.columns(record)
     }
     unique = getattr(record, "key", "name" if record is records.Option else "id").split(", ")
-    key = operator.attrgetter(*unique) if unique[0] in columns else None
-    return st.lists(st.builds(record, **columns), max_size=4, unique_by=key)
+    keys = [operator.attrgetter(*unique)] if unique[0] in columns else [id]
+    if record is records.Step:  # each has a program of its own, or texts like another's
+        keys.append(operator.attrgetter("program"))
+    return st.lists(st.builds(record, **columns), max_size=4, unique_by=tuple(keys))
+
+
+def with_programs(rows):
+    """The rows and, in front of steps, their programs."""
+    steps = [row for row in rows if isinstance(row, records.Step)]
+    return [*(records.Program(s.program, -1, 0, s.type, s.name, 1) for s in steps), *rows]
 
 
 @pytest.mark.parametrize("record", records.TABLES, ids=lambda record: record.__name__)
@@ -144,7 +154,7 @@ def row_strategy(record, length):
 def test_rows_of_every_record_come_back(record, data, tmp_path):
     rows = data.draw(row_strategy(record, data.draw(st.integers(0, 6))))
     with ProfileWriter(tmp_path / "some.pop") as writer:
-        writer.add(rows)
+        writer.add(with_programs(rows))
         path = writer.publish()
     reader = Reader(path)
     columns = reader.columns(record)
@@ -199,13 +209,26 @@ def test_a_row_of_wrong_types_is_named_and_nothing_of_its_batch_is_stored(tmp_pa
         assert len(Reader(writer.publish()).columns(records.Option)["name"]) == 0
 
 
+@pytest.mark.parametrize("other", [{"name": "add"}, {"type": records.SYNC}, {"program": 4}])
+def test_a_step_comes_with_its_program_whose_type_and_name_it_has(tmp_path, other):
+    program = records.Program(3, -1, 0, records.DO_EXCHANGE, "copy", 1)
+    of_step = {"program": 3, "type": program.type, "name": program.name}
+    fields = {column.name: 0 for column in schema.columns(records.Step)} | of_step
+    fields |= {"tile_cycles": None, "bytes_in": None, "bytes_out": None, "purpose": "stash"}
+    with ProfileWriter(tmp_path / "some.pop") as writer:
+        writer.add([program, records.Step(**fields)])
+        with pytest.raises(ValueError, match="step 1: add it with its program"):
+            writer.add([program, records.Step(**fields | {"id": 1} | other)])
+
+
 def test_the_same_rows_give_the_same_tables_in_any_sqlite_client(profile):
     with sqlite3.connect(profile) as connection:
         names = {
             row[0]
             for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
-        assert names == {record.table for record in records.TABLES} | {"meta", "vectors"}
+        tables = {schema.stored_in(record) for record in records.TABLES}
+        assert names == tables | {"meta", "vectors"}
         stages = connection.execute(
             "SELECT stage, ipu, cycles, forward_cycles, backward_cycles FROM stage_cycles"
         )
@@ -426,6 +449,26 @@ def test_a_foreign_or_too_new_database_is_named_as_such(copy):
         open_report(copy)
 
 
+def test_a_profile_of_format_3_gives_the_same_answers(tmp_path):
+    """A file of `synthetic_profile` from when steps had a table with their types and names."""
+    packed = (ROOT / "tests" / "data" / "format3.pop.zst").read_bytes()
+    path = tmp_path / "profile.pop"
+    path.write_bytes(zstandard.ZstdDecompressor().decompress(packed))
+    sql = "SELECT id, type, name, cycles FROM program_steps ORDER BY ipu, position"
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        rows = connection.execute(sql).fetchall()
+    with open_report(path) as report:
+        steps = report.program_steps()[["step", "type", "name", "cycles"]]
+        assert len(rows) == 31 and list(steps.itertuples(index=False, name=None)) == rows
+        assert list(query.select(report, sql).rows) == rows
+        for view in schema.VIEWS:
+            assert len(query.select(report, f"SELECT * FROM {view.name}")), view.name
+    read_everything(path)
+    read_as_libpva(path)
+    assert main(["doctor", str(path)]) == 0
+
+
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.999])
 def test_a_file_cut_off_is_named_as_such(copy, share):
     content = copy.read_bytes()
@@ -454,7 +497,12 @@ def test_flipped_bytes_give_a_profile_error_or_frames_and_nothing_else(profile, 
         read_as_libpva(path)
 
 
-CELLS = [(record, column.name) for record in records.STORED for column in schema.columns(record)]
+CELLS = [
+    (schema.stored_in(record), getattr(record, "key", "rowid"), column.name)
+    for record in records.STORED
+    for column in schema.columns(record)
+    if column.stored
+]
 HOSTILE = st.sampled_from(
     [-1, 0, 1, 7, 63, 2**31, 2**53, -(2**63), 2**63 - 1, "", "x", "[", "\0", 0.5, None, b"\x00"]
 )
@@ -472,13 +520,10 @@ def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(
     path = tmp_path / "altered.pop"
     shutil.copy(profile, path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for (record, column), row, value in changes:
-            key = getattr(record, "key", "rowid")
-            which = f"({key}) IN (SELECT {key} FROM {record.table} LIMIT 1 OFFSET {row})"
+        for (table, key, column), row, value in changes:
+            which = f"({key}) IN (SELECT {key} FROM {table} LIMIT 1 OFFSET {row})"
             with suppress(sqlite3.Error):
-                connection.execute(
-                    f"UPDATE {record.table} SET {column} = ? WHERE {which}", (value,)
-                )
+                connection.execute(f"UPDATE {table} SET {column} = ? WHERE {which}", (value,))
     for read in (read_everything, read_as_libpva):
         with suppress(ProfileError):
             read(path)
@@ -541,7 +586,7 @@ BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))
         ("DELETE FROM target", (), "must have one row, and has 0"),
         ("UPDATE program_tree SET parent = 4 WHERE id = 1", (), "cycle"),
         ("UPDATE program_tree SET parent = id", (), "cycle"),
-        ("UPDATE program_steps SET position = 5 WHERE position = 4", (), "do not count from 0"),
+        ("UPDATE program_step_rows SET position = 5 WHERE position = 4", (), "do not count from 0"),
         ("UPDATE traces SET iterations = 1 << 50", (), "traces.iterations has"),
         ("UPDATE traces SET task_start = task_end", (), "."),
         ("UPDATE traces SET task_body = task_end", (), "has the body .* missing"),

@@ -33,7 +33,7 @@ from ipuscope.viewer.figures.lanes import StepRows
 from ipuscope.viewer.figures.lanes import lanes as lanes_of
 from tests.models import Mnist, mnist_batch
 
-RENAMED = ("bodies", "program_steps", "program_tree", "compute_set_info", "variables")
+RENAMED = ("bodies", "program_tree", "compute_set_info", "variables")
 OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(0)
 
 

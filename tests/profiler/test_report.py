@@ -490,13 +490,13 @@ def interval_cases(draw):
     interval_cases(), st.integers(0, 12), st.integers(1, 13), st.integers(1, 6), st.integers(1, 30)
 )
 @settings(max_examples=80, deadline=None)
-def test_any_intervals_in_any_window_blocks_and_shape(case, first, height, width, cells):
+def test_any_intervals_in_any_window_pieces_and_shape(case, first, height, width, cells):
     intervals, steps = case
     first = min(first, steps)
     whole = np.zeros((steps, intervals.tiles), dtype=int)
     for start, stop, vector in zip(intervals.start, intervals.stop, intervals.vector, strict=True):
         whole[start:stop] += intervals.vectors[vector]
-    old, liveness.BLOCK_CELLS = liveness.BLOCK_CELLS, cells
+    old, liveness.PIECE = liveness.PIECE, cells
     try:
         window = whole[first:]
         every = liveness.resampled(intervals, first, steps, window.shape)
@@ -504,7 +504,7 @@ def test_any_intervals_in_any_window_blocks_and_shape(case, first, height, width
         resampled = liveness.resampled(intervals, first, steps, (height, width))
         peaks = liveness.peaks(intervals, steps, np.ones(intervals.tiles, dtype=np.int64))
     finally:
-        liveness.BLOCK_CELLS = old
+        liveness.PIECE = old
     rows = np.arange(resampled.shape[0] + 1) * len(window) // max(1, resampled.shape[0])
     columns = np.arange(resampled.shape[1] + 1) * intervals.tiles // max(1, resampled.shape[1])
     for i in range(resampled.shape[0]):

@@ -15,7 +15,7 @@ from ipuscope.profiler.file.reader import Reader
 from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
-REST = ", ".join(column.name for column in schema.columns(records.Step)[1:])
+REST = ", ".join(column.name for column in schema.columns(records.Step)[1:] if column.stored)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,10 +66,10 @@ def test_packed_columns_read_as_the_rows_do(profile):
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE program_steps SET cycles = cycles + 1 WHERE id = 7",
-        "DELETE FROM program_steps WHERE id = (SELECT max(id) FROM program_steps)",
-        f"INSERT INTO program_steps (id, {REST}) SELECT id + 1000000, {REST} FROM program_steps"
-        " LIMIT 1",
+        "UPDATE program_step_rows SET cycles = cycles + 1 WHERE id = 7",
+        "DELETE FROM program_step_rows WHERE id = (SELECT max(id) FROM program_steps)",
+        f"INSERT INTO program_step_rows (id, {REST}) SELECT id + 1000000, {REST}"
+        " FROM program_steps LIMIT 1",
     ],
 )
 def test_a_changed_row_takes_its_tables_packed_columns_with_it(copy, change):
@@ -80,6 +80,13 @@ def test_a_changed_row_takes_its_tables_packed_columns_with_it(copy, change):
         rows = reader.count(records.Step)
         cycles = reader.some(records.Step, ["cycles"], rows)["cycles"]
         np.testing.assert_array_equal(cycles, reader.columns(records.Step)["cycles"])
+
+
+def test_a_changed_program_takes_what_is_packed_of_its_steps_too(copy):
+    alter(copy, "UPDATE program_tree SET name = name || ' again'")
+    assert not packed_names(copy, records.Step) and not packed_names(copy, records.Program)
+    with open_report(copy) as report:
+        assert report.program_steps()["name"].str.endswith(" again").all()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A profile with names of 90 characters and the numbers of a large model."""
     path = synthetic_profile(tmp_path_factory.mktemp("wide") / "profile.pop", runs=1)
     with sqlite3.connect(path) as connection:
-        for record in (records.Op, records.Variable, records.Step, records.Program):
+        for record in (records.Op, records.Variable, records.Program):
             connection.execute(f"UPDATE {record.table} SET name = name || ?", ("/deep" * 18,))
     connection.close()
     return path

@@ -208,10 +208,7 @@ def links(
         max(150, 66 + 17 * len(names)),
         margin={"l": max(left, longest), "r": 16, "t": 22, "b": 44},
         annotations=[{**above(1, darkest, theme.muted), "xref": "paper", "xanchor": "right"}],
-        xaxis={
-            **_time_axis(clock, theme, last=True),
-            "range": [at * clock.scale for at in window],
-        },
+        xaxis={**_time_axis(clock, theme, last=True), "range": [at * clock.scale for at in window]},
         yaxis={**NAMES_DOWN, "fixedrange": True, "tickfont": {"size": 11}, "dtick": 1},
     )
     return Drawing([heat], layout)

@@ -126,11 +126,7 @@ class Selection:
 
 
 def marked(
-    figure: Drawing,
-    marks: Sequence[int],
-    selection: Selection | None,
-    clock: Clock,
-    theme: Theme,
+    figure: Drawing, marks: Sequence[int], selection: Selection | None, clock: Clock, theme: Theme
 ) -> None:
     """Add lines and letters at marks (cycles) and a selection's frame; existing shapes stay."""
     if not marks and selection is None:

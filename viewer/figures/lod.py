@@ -314,12 +314,7 @@ class Canvas:
         )
 
     def add(
-        self,
-        rows: Rows,
-        drawn: Pieces,
-        y: float,
-        height: float,
-        code: np.ndarray | None = None,
+        self, rows: Rows, drawn: Pieces, y: float, height: float, code: np.ndarray | None = None
     ) -> np.ndarray:
         """Draw what needs no text; the mask is True for the pieces to pass to `add_bars`.
 

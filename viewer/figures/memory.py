@@ -402,10 +402,7 @@ def tile_kinds(
             x=size[order] / KIB,
             y=[KINDS[at][0] for at in order],
             orientation="h",
-            marker={
-                "color": [fill(at, theme) for at in order],
-                "line": {"width": 0},
-            },
+            marker={"color": [fill(at, theme) for at in order], "line": {"width": 0}},
             text=[f" {units.size(size[at])}" for at in order],
             textposition="outside",
             cliponaxis=False,

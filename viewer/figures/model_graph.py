@@ -19,6 +19,7 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import model_graph
 from ipuscope.profiler.analysis.model_graph import Edge, Graph, Node
 from ipuscope.profiler.confidence import span
+from ipuscope.profiler.report.frames import looked_up
 from ipuscope.viewer.figures import flame, units
 from ipuscope.viewer.figures.drawing import Drawing, note
 from ipuscope.viewer.figures.theme import Theme, text_on
@@ -325,15 +326,10 @@ def _moved(report: Report) -> dict[int, int]:
     """Cycles of one step that copies a tensor between IPUs, as profiled, by tensor."""
     moves = report.sequence.moved_tensors
     moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
-    steps = report.sequence.steps_in_order("step")
-    cycles = dict(
-        zip(steps.tolist(), report.sequence.steps_in_order("cycles").tolist(), strict=True)
-    )
     first = moves.drop_duplicates("tensor")
-    return {
-        tensor: cycles.get(step, 0)
-        for tensor, step in zip(first["tensor"].tolist(), first["step"].tolist(), strict=True)
-    }
+    steps, spent = map(report.sequence.steps_in_order, ("step", "cycles"))
+    cycles = looked_up(first["step"].to_numpy(), steps, spent, 0)
+    return dict(zip(first["tensor"].tolist(), cycles.tolist(), strict=True))
 
 
 def _styles(theme: Theme) -> list[dict[str, Any]]:

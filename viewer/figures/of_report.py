@@ -74,7 +74,7 @@ class Figures:
 
     def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What an update waits for, as a waterfall of the critical path."""
-        path = critical_path.critical_path(self._report, run, iteration)
+        path = critical_path.path_columns(self._report, run, iteration)
         return self._carded(bars.waterfall(critical_path.waterfall(path), self._clock, self._theme))
 
     def peak(self) -> go.Figure:
@@ -123,7 +123,9 @@ class Figures:
         report = self._report
         tasks = report.tasks(run, iteration=iteration)
         origin, end = int(tasks["start"].min()), int(tasks["end"].max())
-        of = analysis.link_slices(report, run, iteration), (0.0, float(end - origin)), origin
+        key = f"slices of links, run {run}, iteration {iteration}"  # in each theme the same
+        slices = report.file.once(key, lambda: analysis.link_slices(report, run, iteration))
+        of = slices, (0.0, float(end - origin)), origin
         return self._carded(counters.links(report, *of, self._clock, self._theme))
 
     def tiles(self) -> go.Figure:
@@ -142,8 +144,8 @@ class Figures:
     def liveness(self, ipu: int = 0, scale: tuple[float, float] | None = None) -> go.Figure:
         """Live bytes over tiles and program steps; ``scale``: of all IPUs that are compared."""
         report = self._report
-        program = report.program_steps(ipu)
-        bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
+        program = report.sequence.steps_of_ipu(ipu, "position", "direction")
+        bounds = (0, len(program["position"])), (0, report.target.tiles_per_ipu)
         of = (*bounds, program, report.target.bytes_per_tile, self._theme)
         drawn = memory.heat_map(live_map(report, ipu), *of, scale=scale)
         title = {"text": f"IPU {ipu}", "font": {"size": 13}}

@@ -262,13 +262,7 @@ def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) ->
 
 
 def _phases(
-    figure: Drawing,
-    lanes: Lanes,
-    clock: Clock,
-    theme: Theme,
-    low: float,
-    high: float,
-    pixels: int,
+    figure: Drawing, lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int
 ) -> None:
     """Shade ramp-up and ramp-down; number the pipeline cycles and separate them by thin lines."""
     cycles = lanes.cycles

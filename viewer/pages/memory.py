@@ -248,10 +248,7 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
     regions = target.region0_bytes, target.bytes_per_tile - target.region0_bytes
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
-        (
-            "used",
-            f"{units.size(int(row['peak']))} of {units.size(target.bytes_per_tile)}",
-        ),
+        ("used", f"{units.size(int(row['peak']))} of {units.size(target.bytes_per_tile)}"),
         ("always live", units.size(int(row["always_live"]))),
         ("not always live, at its peak", units.size(int(row["not_always_live_peak"]))),
         ("fullest at", f"step {step} ({name})"),
@@ -280,8 +277,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     lives = [
         "always" if forever else f"{start} to {stop - 1}"
         for forever, start, stop in zip(
-            *(columns[name].tolist() for name in ("always_live", "start", "stop")),
-            strict=True,
+            *(columns[name].tolist() for name in ("always_live", "start", "stop")), strict=True
         )
     ]
     frame = pd.DataFrame(

@@ -85,10 +85,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         look = common.theme_of(where), timespan.width(where)
         return figures.pod_map(ipus, share, title, *look)
 
-    @app.callback(
-        Output("pod-chosen", "children"),
-        *common.param_input(NAME, "profile", "ipu"),
-    )
+    @app.callback(Output("pod-chosen", "children"), *common.param_input(NAME, "profile", "ipu"))
     def chosen(profile: Any, number: Any) -> Any:
         report, number = profiles.get(profile), common.whole(number, -1)
         if number < 0:  # reading the IPUs in vain takes as long as finding one

@@ -84,12 +84,10 @@ def _statement(view: View) -> str:
 
 def _tables_and_views() -> Any:
     """What can be queried: every table and view with its columns."""
-    tables = [
-        (record.table, ", ".join(column.name for column in schema.columns(record)))
-        for record in records.TABLES
-    ]
-    views = [(view.name, view.columns) for view in schema.VIEWS]
-    return common.facts(sorted([*tables, *views]))
+    columns = {view.name: view.columns for view in schema.VIEWS}
+    for record in records.TABLES:
+        columns[record.table] = ", ".join(column.name for column in schema.columns(record))
+    return common.facts(sorted(columns.items()))
 
 
 def register(app: Dash, profiles: Profiles) -> None:

@@ -38,15 +38,7 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import (
-    causes,
-    checked,
-    common,
-    model_graph,
-    refused,
-    runs,
-    timespan,
-)
+from ipuscope.viewer.pages import causes, checked, common, model_graph, refused, runs, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 

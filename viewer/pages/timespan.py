@@ -251,12 +251,7 @@ def with_steps(
 
 
 def _executed(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipus: Ipus,
-    part: Part,
+    profiles: Profiles, report: Report, run: int, iteration: int | None, ipus: Ipus, part: Part
 ) -> StepRows:
     """`Report.trace.executed`, once for lanes and rows of the same IPUs."""
     key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
