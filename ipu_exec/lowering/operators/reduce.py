@@ -68,9 +68,10 @@ def _stages(
 ) -> Stages:
     """``what`` each tile does for its (count, outputs), once for tiles that are alike."""
     pairs = np.stack([np.ravel(counts), np.ravel(outputs)]).astype(np.int64)
-    distinct, where = np.unique(pairs, axis=1, return_inverse=True)
+    keys = pairs[0] * (pairs[1].max(initial=0) + 1) + pairs[1]
+    _, distinct, where = np.unique(keys, return_index=True, return_inverse=True)
     nothing = OnTile(0, vertices=0)
-    each = [what(int(n), int(m), kind) if n > 0 and m > 0 else nothing for n, m in distinct.T]
+    each = [what(n, m, kind) if n > 0 and m > 0 else nothing for n, m in pairs.T[distinct].tolist()]
     rows = np.array(each, np.int64).reshape(-1, len(nothing))[np.ravel(where)]
     return Stages(*(column.reshape(np.shape(counts)) for column in rows.T))
 

@@ -152,4 +152,5 @@ def _parallel_splits(
 def divisions(extent: int, limit: int) -> Array:
     """Part counts worth trying: the smallest for each block size."""
     parts = np.arange(1, min(extent, limit) + 1, dtype=np.int64)
-    return np.unique(ceil_div(extent, ceil_div(extent, parts)))
+    parts = ceil_div(extent, ceil_div(extent, parts))
+    return parts[np.diff(parts, prepend=0) > 0]  # they ascend
