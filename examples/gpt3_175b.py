@@ -76,25 +76,32 @@ def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
     args = parser.parse_args(argv)
 
     began = time.perf_counter()
-    shards, pipeline, replicas = PODS[args.pod]
     config = gpt3.TINY if args.tiny else gpt3.GPT3
     config = replace(config, layers=args.layers or config.layers)
+    model, inputs = wrapped(config, args.pod, args.accumulation, args.profile_dir)
+    model.compile(*inputs)
+    _say(model, sum(p.numel() for p in model.parameters()), len(inputs[0]), began)
+    return model
+
+
+def wrapped(
+    config: gpt3.Gpt2Config, pod: int, accumulation: int, profile_dir: Path | None
+) -> tuple[poptorch.PoplarExecutor, tuple[torch.Tensor, ...]]:
+    """The model, not compiled yet and without memory for its weights, and inputs of an update."""
+    shards, pipeline, replicas = PODS[pod]
     with poptorch.no_weights():
         example = gpt3.example(config)
         module = example.module.half()
     opts = options(shards, pipeline, replicas, example.blocks)
-    opts.Training.gradientAccumulation(args.accumulation)
-    if args.profile_dir is not None:
-        opts.enableProfiling(args.profile_dir)
+    opts.Training.gradientAccumulation(accumulation)
+    if profile_dir is not None:
+        opts.enableProfiling(profile_dir)
     half = torch.float16
     optimizer = poptorch.optim.AdamW(
         module.parameters(), lr=1e-4, accum_type=half, first_order_momentum_accum_type=half
     )
     model = poptorch.trainingModel(module, opts, optimizer)
-    samples = args.accumulation * replicas
-    model.compile(*example.inputs(samples))
-    _say(model, sum(p.numel() for p in module.parameters()), samples, began)
-    return model
+    return model, example.inputs(accumulation * replicas)
 
 
 def _say(model: poptorch.PoplarExecutor, parameters: int, samples: int, began: float) -> None:

@@ -37,15 +37,8 @@ _ROW = re.compile(r"^\| (.+?) \| ([\d.]+) \|$", re.MULTILINE)
 
 def compiles(rounds: int) -> Iterator[tuple[str, float]]:
     """What a compile with its profile takes beside a bare capture, in alternating runs."""
-    cases = ("bare_capture",), ("bert_large",), ("bare_capture", 1), ("gpt3", 96)
-    runs = [[growth.alone(case, *words) for case, *words in cases] for _ in range(rounds)]
-    keys = ("seconds", "compile", "seconds", "seconds")
-    capture, bert, of_gpt3, gpt3 = (
-        min(run[key] for run in each)
-        for each, key in zip(zip(*runs, strict=True), keys, strict=True)
-    )
-    yield "BERT-Large on 4 IPUs, compile / bare capture", bert / capture
-    yield "GPT-3 on 256 IPUs, compile / bare capture of GPT-3", gpt3 / of_gpt3
+    for name, (compiled, bare) in growth.beside_captures(rounds).items():
+        yield name, compiled["built"] / bare["built"]
 
 
 def calls(rounds: int) -> Iterator[tuple[str, float]]:
