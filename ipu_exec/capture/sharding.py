@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ipu_exec.base.sharding_plan import TensorSharding, styles_of_modules
+from ipu_exec.capture.layers.equal_layers import enclosing
 from ipu_exec.errors import Error
 
 _WHERE = "Options.tensorSharding"
@@ -352,15 +353,11 @@ def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
     """
     if any(path in shares.styles for path in paths):
         return False
-    of_layers = [
-        {
-            name.removeprefix(path): styles
-            for name, styles in shares.styles.items()
-            if name.startswith(f"{path}.")
-        }
-        for path in paths
-    ]
-    return all(styles == of_layers[0] for styles in of_layers)
+    of_layers: dict[str, dict[str, Any]] = {path: {} for path in paths}
+    for name, styles in shares.styles.items():
+        if path := enclosing(name, of_layers):
+            of_layers[path][name.removeprefix(path)] = styles
+    return all(styles == of_layers[paths[0]] for styles in of_layers.values())
 
 
 def refused(module: str, sharding: TensorSharding, error: Exception) -> Error:

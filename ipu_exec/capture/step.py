@@ -19,7 +19,7 @@ from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dt
 from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.base.structures import tensors_in
 from ipu_exec.capture import overlap, shared_sizes
-from ipu_exec.capture.layers.equal_layers import EqualLayers, find_equal_layers
+from ipu_exec.capture.layers.equal_layers import EqualLayers, enclosing, find_equal_layers
 from ipu_exec.capture.layers.expand import PerWeight, Registered, expand
 from ipu_exec.capture.layers.per_weight import updates_of_weights
 from ipu_exec.capture.layers.repeats import NotRepeatable, Repeats
@@ -242,7 +242,7 @@ class _Run:
         layers = self.repeats.twins()
         twins = {}
         for name, parameter in self.trained.items():
-            path = next((path for path in layers if name.startswith(f"{path}.")), "")
+            path = enclosing(name, layers)
             twin = self.trained.get(layers[path] + name.removeprefix(path)) if path else None
             if twin is not None and group_of[id(twin)] == group_of[id(parameter)]:
                 twins[name] = layers[path] + name.removeprefix(path)

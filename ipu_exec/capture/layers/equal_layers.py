@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
@@ -48,15 +48,20 @@ def find_equal_layers(model: torch.nn.Module) -> list[EqualLayers]:
     """A model's groups of equal layers, none nested in another."""
     shared = _shared_parameters(model)
     groups: list[EqualLayers] = []
-    paths: list[str] = []
+    paths: set[str] = set()
     for path, module in model.named_modules():
-        inside = any(path == other or path.startswith(f"{other}.") for other in paths)
-        if inside or not isinstance(module, _LISTS):
-            continue
-        for group in _groups(path, module, shared):
-            groups.append(group)
-            paths += group.paths
+        if isinstance(module, _LISTS) and not enclosing(path, paths):
+            for group in _groups(path, module, shared):
+                groups.append(group)
+                paths.update(group.paths)
     return groups
+
+
+def enclosing(path: str, modules: Container[str]) -> str:
+    """The innermost of the modules that is or contains what is at ``path``; "" if none does."""
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _groups(path: str, members: torch.nn.Module, shared: set[int]) -> Iterator[EqualLayers]:

@@ -272,13 +272,18 @@ class Repeats:
             if like.place.path != one.paths[-1]:
                 raise NotRepeatable("the last layer did not run")
             self._compare([layer for layer in self.layers[group] if layer.key == like.key])
+            between, path = set(one.between), f"{like.place.path}."
+            below = {name: fake for name, fake in fakes.items() if name.startswith(path)}
             for stand_in in self.stand_ins:
-                if stand_in.place.path not in one.between:
+                if stand_in.place.path not in between:
                     continue
                 if stand_in.key != like.key:
                     raise NotRepeatable(f"{stand_in.place.path} is given other arguments")
                 stand_in.like = like
-                self._give_gradients(stand_in, like, fakes)
+                for name, weight in below.items():
+                    if weight.grad is not None:
+                        own = fakes[f"{stand_in.place.path}.{name.removeprefix(path)}"]
+                        self._give_gradient(stand_in, weight.grad, own)
         self._find_sums()
 
     def _find_sums(self) -> None:
@@ -322,18 +327,12 @@ class Repeats:
             and graph.storages[graph.values[v].storage].role == Role.GRADIENT
         ]
 
-    def _give_gradients(
-        self, stand_in: StandIn, like: Layer, fakes: Mapping[str, torch.Tensor]
-    ) -> None:
-        recorder = self.recorder
-        for name, weight in fakes.items():
-            if not name.startswith(f"{like.place.path}.") or weight.grad is None:
-                continue
-            own = fakes[stand_in.place.path + name.removeprefix(like.place.path)]
-            if own.grad is None:
-                with recorder.paused():
-                    own.grad = torch.empty_like(weight.grad)
-                stand_in.gradients.append((recorder.value(weight.grad), recorder.value(own.grad)))
+    def _give_gradient(self, stand_in: StandIn, like: torch.Tensor, weight: torch.Tensor) -> None:
+        if weight.grad is None:
+            with self.recorder.paused():
+                weight.grad = torch.empty_like(like)
+            value = self.recorder.value
+            stand_in.gradients.append((value(like), value(weight.grad)))
 
     def _compare(self, layers: Sequence[Layer]) -> None:
         """Check that the layers of a group that ran are the same; if not, none can stand in."""

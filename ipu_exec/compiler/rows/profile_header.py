@@ -140,20 +140,24 @@ def _class(one: Share) -> dict[str, Any]:
     }
 
 
+_WEIGHT_AND_GROUPS = {"aten.convolution": (1, 8), "aten.convolution_backward": (2, 9)}
+
+
 def _channels(graph: Graph, op: OpNode) -> tuple[int, int]:
     """The input channels of a group, and the groups, of a convolution or its gradient."""
-    weight, groups = {"aten.convolution": (1, 8), "aten.convolution_backward": (2, 9)}.get(
-        packet(op.aten), (0, 0)
-    )
+    weight, groups = _WEIGHT_AND_GROUPS.get(packet(op.aten), (0, 0))
     if not weight or len(op.args) <= groups:
         return FEW + 1, 1
     return graph.values[op.args[weight].id].shape[1], int(op.args[groups])
 
 
+_FLOATS = {"float16": "fp16", "float32": "fp32"}
+
+
 def _type(graph: Graph, op: OpNode) -> str:
     """The type of an operator's first operand, as the rows of benchmarks name it."""
-    first = next((graph.values[value].dtype for value in op.inputs), "")
-    return {"float16": "fp16", "float32": "fp32"}.get(first.removeprefix("torch."), "")
+    first = graph.values[op.inputs[0]].dtype if op.inputs else ""
+    return _FLOATS.get(first.removeprefix("torch."), "")
 
 
 def _choices(executable: Executable) -> list[list[bool]]:
