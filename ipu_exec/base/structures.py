@@ -72,6 +72,8 @@ def learn(tree: Any) -> list[Any]:
 
     Returns the leaves.
     """
+    if type(tree) is torch.Tensor:
+        return [tree]
     leaves = leaves_of(tree)
     while unknown := [leaf for leaf in leaves if _can_be_taken_apart(leaf)]:
         _register(type(unknown[0]))

@@ -87,8 +87,7 @@ class Outputs:
         index = iteration * self._accumulation + step
         if (index + 1) % self._period:
             return
-        if type(returned) is not torch.Tensor:
-            learn(returned)
+        learn(returned)
         copied = map_leaves(_copied, returned)
         if self._as_one:
             replica = 0  # one after another: the last one's stay
