@@ -96,12 +96,7 @@ from ipu_exec.options import Options
 from ipu_exec.planning import plan
 from ipu_exec.search_ops import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.session.compile_hooks import registerPostCompileHook, registerPreCompileHook
-from ipu_exec.session.executor import (
-    PoplarExecutor,
-    inferenceModel,
-    load,
-    trainingModel,
-)
+from ipu_exec.session.executor import PoplarExecutor, inferenceModel, load, trainingModel
 from ipu_exec.session.files.executable_file import importPoptorchMetadataFromFile
 
 AnchorMode = OutputMode  # PopTorch's old name

@@ -111,10 +111,7 @@ _OWN = (
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
     """Error for settings that PopTorch cannot update, so that what runs here runs there too."""
-    for name, what in (
-        ("amsgrad", "amsgrad"),
-        ("maximize", "maximize=True"),
-    ):
+    for name, what in (("amsgrad", "amsgrad"), ("maximize", "maximize=True")):
         if any(group.get(name) for group in optimizer.param_groups):
             raise Error(
                 f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"

@@ -17,10 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ipu_exec import machine
-from ipu_exec.annotations import (
-    ExecutionStrategy,
-    PipelinedExecution,
-)
+from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
 
 # PopTorch's module of this name has these too
 from ipu_exec.annotations import ParallelPhasedExecution as ParallelPhasedExecution
@@ -30,12 +27,7 @@ from ipu_exec.annotations import ShardedExecution as ShardedExecution
 from ipu_exec.annotations import Stage as Stage
 from ipu_exec.base.checks import check_proportion
 from ipu_exec.base.sharding_plan import TensorSharding, checked
-from ipu_exec.enums import (
-    CommGroupType,
-    ConnectionType,
-    OutputMode,
-    SyncPattern,
-)
+from ipu_exec.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from ipu_exec.errors import UsageError
 from ipu_exec.option_groups.engine_options import (
     DEFAULT_RUN_COUNT,

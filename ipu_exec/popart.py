@@ -22,9 +22,7 @@ VirtualGraphMode = IntEnum("VirtualGraphMode", "Off Manual Auto ExecutionPhases"
 TensorStorage = IntEnum("TensorStorage", "OnChip OffChip", start=0)
 ReplicatedTensorSharding = IntEnum("ReplicatedTensorSharding", "Off On", start=0)
 BatchSerializationBatchSchedule = IntEnum(
-    "BatchSerializationBatchSchedule",
-    "Scheduler Isomorphic OverlapOnIo OverlapOnCompute",
-    start=0,
+    "BatchSerializationBatchSchedule", "Scheduler Isomorphic OverlapOnIo OverlapOnCompute", start=0
 )
 ExecutionPhaseIOSchedule = IntEnum("ExecutionPhaseIOSchedule", "Preload OnDemand", start=0)
 ExecutionPhaseSchedule = IntEnum(

@@ -229,9 +229,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--micro-batches", metavar="N,N", help="micro-batches to try, in samples of one replica"
     )
     group.add_argument(
-        "--proportions",
-        metavar="X,X",
-        help="proportions to try (default: its own, 0.2, 0.6)",
+        "--proportions", metavar="X,X", help="proportions to try (default: its own, 0.2, 0.6)"
     )
     group.add_argument(
         "--fix",

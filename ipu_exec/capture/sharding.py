@@ -146,11 +146,7 @@ def _apply(
 def _style(word: str) -> Any:
     """PyTorch's style for a Hugging Face name; None: the module is not changed."""
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
     whole = Replicate()
     styles: dict[str, Callable[[], Any]] = {

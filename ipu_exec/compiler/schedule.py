@@ -70,11 +70,7 @@ class Timeline:
     pipeline_cycles: tuple[records.PipelineCycle, ...]
 
 
-def stage_costs(
-    placement: Placement,
-    tree: ProgramTree,
-    options: CompileOptions,
-) -> Costs:
+def stage_costs(placement: Placement, tree: ProgramTree, options: CompileOptions) -> Costs:
     """The costs that `ipuscope.profiler.timeline.schedules` needs, taken from the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
 
@@ -147,11 +143,7 @@ def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) 
     )
 
 
-def timeline(
-    placement: Placement,
-    tree: ProgramTree,
-    options: CompileOptions,
-) -> Timeline:
+def timeline(placement: Placement, tree: ProgramTree, options: CompileOptions) -> Timeline:
     """Schedule one device iteration. In inference the pipeline is not drained between them."""
     stages = range(len(placement.stages))
     micro_batches = options.micro_batches

@@ -60,10 +60,7 @@ _COUNTED = {
     "MultiSlice": 24 + 24 + 80 + 32 + 32,
     "MultiUpdateAdd": 168,
 }
-_ESTIMATED = {
-    "PreArrange": 240,
-    "Memcpy64BitSupervisor": 120,
-}
+_ESTIMATED = {"PreArrange": 240, "Memcpy64BitSupervisor": 120}
 _DEFAULT_CODE_BYTES = 320
 
 

@@ -57,10 +57,7 @@ class Turns:
     """
 
     def __init__(
-        self,
-        members: Members,
-        put_away: Callable[[int], None],
-        bring_back: Callable[[int], None],
+        self, members: Members, put_away: Callable[[int], None], bring_back: Callable[[int], None]
     ) -> None:
         self._members, self._put_away, self._bring_back = members, put_away, bring_back
         self._wake = [threading.Semaphore(0) for _ in range(members.local)]

@@ -17,7 +17,7 @@ _ENGINE_NOT_HONOURED = {
     "opt.internalExchangeOptimisationTarget": (
         "cycles",
         "exchanges are those that take the fewest cycles, so code of exchanges may be more here",
-    ),
+    )
 }
 
 

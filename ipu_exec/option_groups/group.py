@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Self
 
-from ipu_exec.annotations import (
-    ExecutionStrategy,
-)
+from ipu_exec.annotations import ExecutionStrategy
 from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.errors import FrozenError, UsageError
 from ipuscope.words import did_you_mean
@@ -21,7 +19,7 @@ NOT_HONOURED = {
     "groupNormStridedChannelGrouping": (
         "_Popart's groupNormStridedChannelGrouping",
         "groups are of neighbouring channels, as PyTorch has them, and cost what those cost",
-    ),
+    )
 }
 
 

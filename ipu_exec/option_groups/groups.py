@@ -8,11 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from ipu_exec.enums import (
-    HalfFloatCastingBehavior,
-    MeanReductionStrategy,
-    ReductionType,
-)
+from ipu_exec.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
 from ipu_exec.option_groups.group import Group
 

@@ -136,9 +136,7 @@ def strategy_options(
     )
 
 
-def _stages_of_phases(
-    strategy: PhasedExecution | PipelinedExecution,
-) -> tuple[StageOptions, ...]:
+def _stages_of_phases(strategy: PhasedExecution | PipelinedExecution) -> tuple[StageOptions, ...]:
     phases = strategy.phase_of_stages()
     return tuple(
         StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), phases[index])

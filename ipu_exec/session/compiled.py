@@ -164,10 +164,7 @@ class Compiled(OnDevice):
         modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
-        with (
-            gc_pause.paused(),
-            _progress(self._options.compilation_progress_bar) as progress,
-        ):
+        with gc_pause.paused(), _progress(self._options.compilation_progress_bar) as progress:
             for_whom = (
                 self._model,
                 positional,

@@ -56,10 +56,7 @@ class _Copy:
 
 
 def expand(
-    graph: Graph,
-    registered: Registered,
-    layers: Sequence[StandIn],
-    updates: Sequence[PerWeight],
+    graph: Graph, registered: Registered, layers: Sequence[StandIn], updates: Sequence[PerWeight]
 ) -> Graph:
     """The graph with all layers and weight updates; ``registered``: what was before operators."""
     if not layers and not updates:

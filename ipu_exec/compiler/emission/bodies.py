@@ -252,12 +252,7 @@ def external_sync(name: str) -> ProgramStep:
 
 
 def stream_steps(
-    once: Once,
-    name: str,
-    cycles: int,
-    nbytes: np.ndarray,
-    purpose: Purpose,
-    moves: Sequence[Move],
+    once: Once, name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
 ) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy of ``nbytes`` a tile: docs/cycles.md#stream-copies."""
     none = once(np.zeros, len(nbytes), np.int64)

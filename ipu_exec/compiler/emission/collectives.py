@@ -147,12 +147,7 @@ class Collectives:
             body.touch(storage, body.last, body.last)
 
     def _step(
-        self,
-        ring: Ring,
-        each: Mapping[int, np.ndarray],
-        nbytes: np.ndarray,
-        ipu: int,
-        name: str,
+        self, ring: Ring, each: Mapping[int, np.ndarray], nbytes: np.ndarray, ipu: int, name: str
     ) -> ProgramStep:
         """One exchange over one ring of R replicas; ``nbytes``: of the whole tensors on each tile.
 

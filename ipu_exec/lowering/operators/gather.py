@@ -441,7 +441,7 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
         "scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_add "
         "index_add_ index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ "
         "masked_scatter masked_scatter_"
-    ),
+    )
 )
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
     """(input, dim, index, values): elements, or rows (index_add, index_copy, expanded index)."""
@@ -539,6 +539,5 @@ describe(*aten("embedding index_select gather"), popart_name="Gather")
 describe(*aten("embedding_dense_backward"), popart_name="GatherGrad")
 describe(*aten("scatter scatter_"), popart_name="Scatter")
 describe(
-    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
-    popart_name="ScatterReduce",
+    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"), popart_name="ScatterReduce"
 )

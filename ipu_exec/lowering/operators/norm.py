@@ -315,6 +315,5 @@ describe(
     *aten(_BATCH_NORMS), *aten("native_batch_norm_backward batch_norm_backward"), over_batch=True
 )
 describe(
-    *aten("native_batch_norm_backward batch_norm_backward"),
-    popart_name="BatchNormalizationGrad",
+    *aten("native_batch_norm_backward batch_norm_backward"), popart_name="BatchNormalizationGrad"
 )

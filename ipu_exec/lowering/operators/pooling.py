@@ -271,7 +271,7 @@ def _pooling(
         "max_pool1d avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
         "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool3d "
         "fractional_max_pool2d fractional_max_pool3d"
-    ),
+    )
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Windows are sent to the planned tiles of their outputs."""

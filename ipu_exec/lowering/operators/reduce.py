@@ -61,10 +61,7 @@ def on_tiles(elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: in
 
 
 def _stages(
-    counts: np.ndarray,
-    outputs: np.ndarray,
-    kind: Kind,
-    what: Callable[[int, int, Kind], OnTile],
+    counts: np.ndarray, outputs: np.ndarray, kind: Kind, what: Callable[[int, int, Kind], OnTile]
 ) -> Stages:
     """``what`` each tile does for its (count, outputs), once for tiles that are alike."""
     pairs = np.stack([np.ravel(counts), np.ravel(outputs)]).astype(np.int64)

@@ -109,7 +109,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
         "slice_scatter select_scatter permute_copy unfold_copy unfold_backward as_strided_scatter "
         "im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle diagonal_backward "
         "transpose_copy t_copy slice_copy diag_embed constant_pad_nd_backward"
-    ),
+    )
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
     """Elements go to a linear result and are rearranged on the tile; those not written are zero."""
@@ -221,9 +221,7 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     return extent, min(int(spec.args[1]), extent) if counted else extent
 
 
-@lowering(
-    *aten("topk sort argsort kthvalue median nanmedian mode"),
-)
+@lowering(*aten("topk sort argsort kthvalue median nanmedian mode"))
 def sort(spec: OpSpec, machine: Machine) -> Plan:
     """Compare-and-swap steps over all tiles, with an exchange before each."""
     # keys are sorted in fp32, with their positions; pairs that are on one tile are copied there

@@ -381,10 +381,7 @@ def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[W
     ]
 
 
-@lowering(
-    *aten("convolution _convolution conv1d conv2d conv3d"),
-    convolution=True,
-)
+@lowering(*aten("convolution _convolution conv1d conv2d conv3d"), convolution=True)
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of rank one to three with bias: strided, dilated, grouped or transposed."""
     build = Builder(spec, machine.loading("convolution"))

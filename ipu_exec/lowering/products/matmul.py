@@ -371,9 +371,7 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
-@lowering(
-    *aten("addmm baddbmm addmv addbmm _addmm_activation addmm_ baddbmm_"),
-)
+@lowering(*aten("addmm baddbmm addmv addbmm _addmm_activation addmm_ baddbmm_"))
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
     build = Builder(spec, machine.loading("matmul"))

@@ -7,21 +7,11 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, placed
-from ipu_exec.lowering.layouts import (
-    Spread,
-    apportion,
-)
+from ipu_exec.lowering.layouts import Spread, apportion
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.lowering.products import amp
-from ipu_exec.lowering.products.product_problem import (
-    Problem,
-    Splits,
-)
-from ipu_exec.lowering.products.product_shares import (
-    Share,
-    piece,
-    planned_key,
-)
+from ipu_exec.lowering.products.product_problem import Problem, Splits
+from ipu_exec.lowering.products.product_shares import Share, piece, planned_key
 
 Array = np.ndarray
 Wanted = tuple[Problem, str, Splits, str, int, Any]

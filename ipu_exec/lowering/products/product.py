@@ -20,12 +20,7 @@ import numpy as np
 
 from ipu_exec.lowering import worklists
 from ipu_exec.lowering.build import Builder, messages
-from ipu_exec.lowering.costs import (
-    add_channels_cycles,
-    copy_cycles,
-    slice_cycles,
-    transform_cycles,
-)
+from ipu_exec.lowering.costs import add_channels_cycles, copy_cycles, slice_cycles, transform_cycles
 from ipu_exec.lowering.layouts import (
     GRAIN_BYTES,
     Spread,
