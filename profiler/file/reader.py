@@ -87,6 +87,7 @@ class Reader:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
+        self._counts: dict[str, int] = {}
         self._keeps_log = _check_header(self.path)
         self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
         try:
@@ -197,7 +198,10 @@ class Reader:
 
     def count(self, record: type[Any]) -> int:
         """The number of rows of a table."""
-        return int(self._query(f"SELECT count(*) FROM {self._rows_of(record)}")[0][0])
+        source = self._rows_of(record)
+        if self.partial or source not in self._counts:  # a published file stays as it is
+            self._counts[source] = int(self._query(f"SELECT count(*) FROM {source}")[0][0])
+        return self._counts[source]
 
     def _column(
         self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]

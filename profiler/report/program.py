@@ -238,8 +238,7 @@ class ProgramSequence:
     def sums_of_steps(self, ids: np.ndarray) -> np.ndarray:
         """`_vector_sums` of vectors of the program steps: int64[3, id]."""
         vectors, sums = self.sums_over_tiles
-        of_ids: np.ndarray = sums[:, np.searchsorted(vectors, ids)]
-        return of_ids
+        return np.take(sums, np.searchsorted(vectors, ids), axis=1)
 
     @cached_property
     def sums_over_tiles(self) -> tuple[np.ndarray, np.ndarray]:

@@ -159,10 +159,14 @@ def resampled(
     row_edges = first + np.arange(steps) * (last - first) // steps
     tile_edges = np.arange(tiles) * intervals.tiles // tiles
     for begin, which, nbytes in states(intervals, first, last, row_edges):
-        cells = np.maximum.reduceat(nbytes + base, tile_edges, axis=1)
-        # The piece may begin within a row of the piece before.
-        rows, at = np.unique(np.searchsorted(row_edges, begin, side="right") - 1, return_index=True)
-        most = np.maximum.reduceat(cells[which], at, axis=0)
+        cells = nbytes + base
+        if tiles < intervals.tiles:
+            cells = np.maximum.reduceat(cells, tile_edges, axis=1)
+        # The piece may begin within a row of the piece before; a row has equal states once.
+        row = np.searchsorted(row_edges, begin, side="right") - 1
+        pairs = np.unique(row * len(cells) + which)
+        rows, at = np.unique(pairs // len(cells), return_index=True)
+        most = np.maximum.reduceat(cells[pairs % len(cells)], at, axis=0)
         largest[rows] = np.maximum(largest[rows], most)
     return largest
 
