@@ -250,38 +250,30 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     name = "gradientAccumulation" if costs.training else "deviceIterations"
     spoken = "gradient accumulation" if costs.training else "device iterations"
     instead = f"{spoken} of {many} instead of {costs.micro_batches}"
-    change = {name: many}
-    findings = []
+    parts: list[tuple[str, int, str, str, int, tuple[PipelinePhase, ...]]] = []
     if ramps:
-        findings.append(
-            Insight(
-                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
-                f"For {ramps:,} cycles the pipeline fills or drains, and not all IPUs have work.",
-                f"{instead} makes them rarer: {of_ramps:,} cycles less for the same samples",
-                "/timeline",
-                of_ramps,
-                change=change,
-                waits=Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
-                changes_batch=costs.training,
-            )
+        why = f"For {ramps:,} cycles the pipeline fills or drains, and not all IPUs have work."
+        phases = (PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)
+        parts.append(("ramp-up and ramp-down take", ramps, why, "them", of_ramps, phases))
+    if update and of_update > 0 and costs.training:
+        why = f"All-reduce, optimiser and its state take {update:,} cycles, however many"
+        why = f"{why} micro-batches there are."
+        phase = (PipelinePhase.UPDATE,)
+        parts.append(("the weight update at its end takes", update, why, "it", of_update, phase))
+    return [
+        Insight(
+            f"{title} {taken / max(1, present.total):.0%} of {turn(costs)}",
+            why,
+            f"{instead} makes {what} rarer: {cycles:,} cycles less for the same samples",
+            "/timeline",
+            cycles,
+            change={name: many},
+            estimate=costs.training and costs.accumulating is not None,
+            waits=Waits(phases=phases),
+            changes_batch=costs.training,
         )
-    if of_update > 0 and update and costs.training:
-        findings.append(
-            Insight(
-                f"the weight update at its end takes {update / max(1, present.total):.0%} of"
-                f" {turn(costs)}",
-                f"All-reduce, optimiser and its state take {update:,} cycles, however many"
-                " micro-batches there are.",
-                f"{instead} makes it rarer: {of_update:,} cycles less for the same samples",
-                "/timeline",
-                of_update,
-                change=change,
-                estimate=costs.accumulating is not None,
-                waits=Waits(phases=(PipelinePhase.UPDATE,)),
-                changes_batch=costs.training,
-            )
-        )
-    return findings
+        for title, taken, why, what, cycles, phases in parts
+    ]
 
 
 def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:

@@ -26,18 +26,7 @@ from ipuscope.profiler.timeline.tile_usage import IpuVariables
 T = TypeVar("T")
 
 # Categories that libpva shows as such, even if they are empty.
-CATEGORIES = (
-    "vertexCode",
-    "vertexInstanceState",
-    "vertexFieldData",
-    "vectorListDescriptor",
-    "copyDescriptor",
-    "internalExchangeCode",
-    "globalExchangeCode",
-    "hostExchangeCode",
-    "controlCode",
-    "constant",
-)
+CATEGORIES = (*records.CATEGORIES[2:10], "controlCode", "constant")
 OWN_NAME = ("variable", "constant")  # categories whose variables have their own names
 # What programs have per tile (code, vertices) instead of variables.
 OF_PROGRAMS = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode")

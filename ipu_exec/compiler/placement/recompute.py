@@ -21,6 +21,9 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import info
 from ipuscope.profiler.enums import Role
 
+Ops = Sequence[OpNode]
+BlockOf = Callable[[OpNode], int]
+
 
 class Recomputation(IntEnum):
     """PopART's ``RecomputationType``, for ``_Popart.set("autoRecomputation", ...)``."""
@@ -56,7 +59,7 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
     return {graph.values[v].storage for v in read_values(op)}
 
 
-def never_recomputed(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
+def never_recomputed(graph: Graph, forward: Ops, kind: Recomputation) -> set[int]:
     """Storages that are never recomputed. ``forward``: all forward operators, without views."""
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
@@ -66,7 +69,7 @@ def never_recomputed(graph: Graph, forward: Sequence[OpNode], kind: Recomputatio
     return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
 
 
-def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], stays: set[int]) -> set[int]:
+def after_last_checkpoint(graph: Graph, forward: Ops, stays: set[int]) -> set[int]:
     """Storages between the last checkpoint and the loss, whose recomputation would gain nothing."""
     if graph.loss < 0:
         return set()
@@ -80,7 +83,7 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], stays: set[in
 
 
 def run_again(
-    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
+    graph: Graph, forward: Ops, backward: Ops, stays: set[int]
 ) -> tuple[list[OpNode], set[int]]:
     """The forward operators that a stage runs again, and all that they and the backward read."""
     needed = {s for op in backward for s in read_by(graph, op)}
@@ -94,7 +97,7 @@ def run_again(
 
 
 def sequence(
-    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], stays: set[int]
+    graph: Graph, again: Ops, backward: Ops, stays: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
     """A stage's backward in order, each operator with whether it is (late) recomputation."""
     makers: dict[int, list[int]] = {}
@@ -125,7 +128,7 @@ def sequence(
         yield op, False
 
 
-def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
+def last_touch(graph: Graph, ops: Ops, storages: Sequence[int]) -> dict[int, int]:
     """The index of the operator, last writer or else first reader, after which to stash."""
     last_reads: dict[int, int] = {}
     wanted = set(storages)
@@ -137,7 +140,7 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
     return last_reads
 
 
-def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
+def _least_live(graph: Graph, forward: Ops) -> set[int]:
     """The live set at the cheapest point of each of the forward's `intervals`."""
     last_read: dict[int, int] = {}
     for index, op in enumerate(forward):
@@ -167,11 +170,7 @@ def intervals(count: int) -> list[tuple[int, int]]:
 
 
 def by_block(
-    graph: Graph,
-    forward: Sequence[OpNode],
-    backward: Sequence[OpNode],
-    kind: Recomputation,
-    cycles: Mapping[int, int],
+    graph: Graph, forward: Ops, backward: Ops, kind: Recomputation, cycles: Mapping[int, int]
 ) -> dict[str, list[Any]]:
     """What recomputation would cost stages of any Blocks, for the prediction of other splits.
 
@@ -189,7 +188,7 @@ def by_block(
     def block(op: OpNode) -> int:
         return max(0, op.block)
 
-    def spent(ops: Sequence[OpNode]) -> list[int]:
+    def spent(ops: Ops) -> list[int]:
         total = [0] * count
         for op in ops:
             total[block(op)] += cycles.get(op.id, 0)
@@ -219,12 +218,7 @@ def by_block(
 
 
 def _closed(
-    graph: Graph,
-    again: Sequence[OpNode],
-    backward: Sequence[OpNode],
-    stays: set[int],
-    block: Callable[[OpNode], int],
-    count: int,
+    graph: Graph, again: Ops, backward: Ops, stays: set[int], block: BlockOf, count: int
 ) -> list[int]:
     """1 for a Block whose backward needs less than half of the previous Block's recomputation."""
     recomputed, early = [0] * count, [0] * count
@@ -244,12 +238,7 @@ def _closed(
     ]
 
 
-def _handed_on(
-    graph: Graph,
-    forward: Sequence[OpNode],
-    backward: Sequence[OpNode],
-    block: Callable[[OpNode], int],
-) -> list[list[int]]:
+def _handed_on(graph: Graph, forward: Ops, backward: Ops, block: BlockOf) -> list[list[int]]:
     makers, needed = _makers_and_readers(graph, forward, backward, block)
     rows = []
     for storage, by in sorted(needed.items()):
@@ -261,10 +250,7 @@ def _handed_on(
 
 
 def _makers_and_readers(
-    graph: Graph,
-    forward: Sequence[OpNode],
-    readers: Sequence[OpNode],
-    block: Callable[[OpNode], int],
+    graph: Graph, forward: Ops, readers: Ops, block: BlockOf
 ) -> tuple[dict[int, int], dict[int, set[int]]]:
     """The Block that makes each storage, and the Blocks of the readers of each."""
     makers: dict[int, int] = {}
@@ -280,11 +266,7 @@ def _makers_and_readers(
 
 
 def _stashes(
-    graph: Graph,
-    forward: Sequence[OpNode],
-    readers: Sequence[OpNode],
-    stays: set[int],
-    block: Callable[[OpNode], int],
+    graph: Graph, forward: Ops, readers: Ops, stays: set[int], block: BlockOf
 ) -> list[list[int]]:
     makers, needed = _makers_and_readers(graph, forward, readers, block)
     stashes = []
