@@ -24,8 +24,15 @@ class Accumulating:
     nbytes: np.ndarray
 
     @classmethod
-    def from_report(cls, report: Report, blocks: int) -> Accumulating:
-        """Adding takes what the least operator takes that brings a gradient for its update."""
+    def from_report(cls, report: Report, blocks: int) -> Accumulating | None:
+        """Adding takes what the least operator takes that brings a gradient for its update.
+
+        None of a profile that has accumulators, and of inference.
+        """
+        roles = report.file.table(records.Variable)
+        has = report.imported or roles.equals("role", Role.ACCUMULATOR).any()
+        if has or report.meta["kind"] != "training":
+            return None
         ops, steps = report.file.table(records.Op), report.sequence
         op, cycles, brought = map(steps.steps_in_order, ("op", "cycles", "bytes_in"))
         update = steps.steps_with("direction", Direction.UPDATE) & (op >= 0)
@@ -49,8 +56,7 @@ def _accumulators(report: Report, blocks: int) -> np.ndarray:
     """Where the weights that have gradients are, in float32."""
     variables, table = Variables.of(report), report.file.table(records.Variable)
     trained = variables.parameter[variables.role == Role.GRADIENT]
-    weights = variables.where(
-        (variables.role == Role.WEIGHT) & np.isin(variables.parameter, trained)
-    )
+    chosen = (variables.role == Role.WEIGHT) & np.isin(variables.parameter, trained)
+    weights = variables.where(chosen)
     halves = weights.where(np.isin(weights.id, table["id"][table.equals("dtype", "float16")]))
     return weights.bytes_by(weights.block, blocks) + halves.bytes_by(halves.block, blocks)

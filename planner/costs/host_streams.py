@@ -115,7 +115,8 @@ def _outputs_once(report: Report) -> bool:
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
         out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
-        if tasks["micro_batch"].max() > 0:  # of one micro-batch they leave once in either case
-            return out["stage"].nunique() == len(out)
+        once = out["stage"].nunique() == len(out)
+        if not once or tasks["micro_batch"].max() > 0:  # of one micro-batch the mode decides
+            return once
     mode = report.options.get("outputMode", "Default")
     return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")

@@ -92,11 +92,7 @@ class Costs(BlockCosts):
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
-            accumulating=(
-                Accumulating.from_report(report, len(blocks))
-                if training and accumulation == 1 and tiles
-                else None
-            ),
+            accumulating=Accumulating.from_report(report, len(blocks)) if tiles else None,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             replicas=report.target.num_replicas,
             training=training,

@@ -7,6 +7,7 @@ appends or counts then must not remain. Not every model can be copied instead (L
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
 def _spaces(model: torch.nn.Module) -> list[Any]:
     """Where a forward keeps tensors: modules, their objects, the classes, the files of these."""
     modules = list(model.modules())
-    values = (value for module in modules for value in vars(module).values())
+    values = [value for module in modules for value in vars(module).values()]
     objects = {id(one): one for one in values if _is_users(type(one)) and hasattr(one, "__dict__")}
     classes = {of for one in (*modules, *objects.values()) for of in type(one).__mro__}
     users = [of for of in classes if _is_users(of)]
@@ -91,9 +92,12 @@ def _is_fake(value: object) -> bool:
 
 
 def _without_fakes(value: Any, depth: int) -> None:
-    """Take fake tensors out of a collection, and ``depth`` - 1 levels below; empty a cache."""
+    """Take fake tensors out of a collection, and ``depth`` - 1 levels below; empty their cache."""
     if isinstance(value, _LRU_CACHE):
-        value.cache_clear()
+        results = gc.get_referents(value)  # or one of them is the dict of all
+        results += [one for kept in results if type(kept) is dict for one in kept.values()]
+        if any(map(_is_fake, results)):
+            value.cache_clear()
     if isinstance(value, FunctionType) and depth:  # a decorator's cache
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # nothing in it
@@ -105,9 +109,8 @@ def _without_fakes(value: Any, depth: int) -> None:
     stay = {key: one for key, one in items if not _is_fake(one)}
     if len(stay) < len(items):
         value.clear()
-        (value.extend if isinstance(value, list | deque) else value.update)(
-            stay if of_keys else stay.values()
-        )
+        put_back = value.extend if isinstance(value, list | deque) else value.update
+        put_back(stay if of_keys else stay.values())
     for one in stay.values():
         _without_fakes(one, depth - 1)
 

@@ -206,7 +206,7 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
     plan = plan_call(options, training=True)
     groups = resolve(model, GROUPS.get(name, {}), plan.total_replicas)
     plan = replace(plan, groupings=groups)
-    precision = None
+    precision = Precision()
     if name == "half":
         precision = Precision(LossScaler(64.0, share=0.01), torch.Generator().manual_seed(5))
     batch = data(plan.replicas, plan.first_replica, REPLICAS, seed=11)
