@@ -113,7 +113,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
         return []  # PopTorch refuses overlapped I/O in a pipeline
     many = max(costs.micro_batches, closed_forms.pipeline_stages(stages, costs.training))
     again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
-    pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
+    pipeline = replace(costs.of_micro_batches(many), pipelined=True, recompute=again)
     then = what_if(pipeline, present.assignment)
     gain = present.total - then.total * costs.micro_batches // many
     if gain <= 0 or then.problems:
@@ -137,6 +137,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
             "/timeline",
             gain,
             change=change,
+            estimate=pipeline.accumulating is not costs.accumulating,
             waits=Waits(causes=WORK),
             code=tuple(code),
             changes_batch="gradientAccumulation" in change,
@@ -268,7 +269,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
             "/timeline",
             cycles,
             change={name: many},
-            estimate=costs.training and costs.accumulating is not None,
+            estimate=costs.accumulating is not None,
             waits=Waits(phases=phases),
             changes_batch=costs.training,
         )

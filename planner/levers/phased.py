@@ -174,7 +174,7 @@ class PhasedBasis(Basis):
             samples = round(costs.samples * ratio)
             costs = replace(costs, streams=streams, samples=samples, measured=False)
         if levers.micro_batches:
-            costs = replace(costs, micro_batches=levers.micro_batches)
+            costs = costs.of_micro_batches(levers.micro_batches)
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         return costs

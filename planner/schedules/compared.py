@@ -67,7 +67,7 @@ def outcome(
         schedule, words = read_csv(name), "as in the file"
         ipus = schedule.ipus
         if schedule.micro_batches != costs.micro_batches:
-            costs = replace(costs, micro_batches=schedule.micro_batches)
+            costs = costs.of_micro_batches(schedule.micro_batches)
     else:
         raise ValueError(f"{name}: neither a file nor one of {', '.join(KINDS)}")
     if len(ipus) != len(assignment.ipus):

@@ -224,18 +224,27 @@ class OperationAnalysis:
         used, made = (names.get(id, set()) for names in self._tensors)
         place = Location(file, line)
         kind = _kind(name)
-        parent = DebugContext(
-            *(2 * id + 2, name, place),
-            {"layer": "poptorch", "op_name": name, "op_type": kind}
-            | {"torch_schema": _torch_schema(aten), "module": module, "block": block}
-            | {"stage": stage, "direction": direction},
-        )
-        attributes = {"flops": flops, "cycles": cycles, "plan": plan}
-        fields = (
-            {"layer": "popart", "category": "op", "instanceId": str(id), "opid": kind}
-            | {"inputs": sorted(used - made), "outputs": sorted(made), "attributes": attributes}
-            | {"parentId": parent.id}
-        )
+        about = {
+            "layer": "poptorch",
+            "op_name": name,
+            "op_type": kind,
+            "torch_schema": _torch_schema(aten),
+            "module": module,
+            "block": block,
+            "stage": stage,
+            "direction": direction,
+        }
+        parent = DebugContext(2 * id + 2, name, place, about)
+        fields = {
+            "layer": "popart",
+            "category": "op",
+            "instanceId": str(id),
+            "opid": kind,
+            "inputs": sorted(used - made),
+            "outputs": sorted(made),
+            "attributes": {"flops": flops, "cycles": cycles, "plan": plan},
+            "parentId": parent.id,
+        }
         return DebugContext(2 * id + 1, name, place, fields, parent)
 
     @cached_property

@@ -76,7 +76,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     from ipuscope.reports.tables import text as words
 
     try:
-        costs = Costs.from_report(report)
+        costs = profiled_costs = Costs.from_report(report)
     except ValueError as error:  # which names the profile
         raise common.CommandError(str(error)) from error
     try:
@@ -113,7 +113,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
         for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]
-    if args.micro_batches and costs.accumulating is not Costs.from_report(report).accumulating:
+    if costs.accumulating is not profiled_costs.accumulating:
         lines.append(say("What accumulators take is an estimate: as profiled there are none."))
     if within := confidence.likely(report):
         lines.append(say(f"Cycles are {within}; two splits share most of that."))

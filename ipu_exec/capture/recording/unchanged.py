@@ -54,8 +54,7 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
         _tensor(value) for value in beside if _plain_tensor(value) and value.device.type == "cpu"
     ]
     computes = not any(isinstance(one, FakeTensor) for one in model.parameters())
-    spaces = _spaces(model) if computes else model.modules()
-    before = [(space, dict(vars(space))) for space in spaces]
+    before = [(one, dict(vars(one))) for one in (_spaces(model) if computes else model.modules())]
     try:
         yield
     finally:
@@ -75,16 +74,13 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
 def _spaces(model: torch.nn.Module) -> list[Any]:
     """Where a forward keeps tensors: modules, their objects, the classes, the files of these."""
     modules = list(model.modules())
-    values = [value for module in modules for value in vars(module).values()]
-    objects = {id(one): one for one in values if _is_users(type(one)) and hasattr(one, "__dict__")}
-    classes = {of for one in (*modules, *objects.values()) for of in type(one).__mro__}
-    users = [of for of in classes if _is_users(of)]
+    values = (value for module in modules for value in vars(module).values())
+    objects = {id(one): one for one in values if hasattr(one, "__dict__")}.values()
+    classes = {of for one in (*modules, *objects) for of in type(one).__mro__}
+    users = {of for of in classes if of.__module__.split(".")[0] not in _NOBODYS}
     files = {of.__module__ for of in users} & sys.modules.keys()
-    return [*modules, *objects.values(), *users, *(sys.modules[name] for name in files)]
-
-
-def _is_users(of: type) -> bool:
-    return of.__module__.split(".")[0] not in _NOBODYS
+    own = (one for one in objects if type(one) in users)
+    return [*modules, *own, *users, *(sys.modules[name] for name in files)]
 
 
 def _is_fake(value: object) -> bool:
