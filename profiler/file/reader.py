@@ -84,6 +84,7 @@ class Reader:
             self.state = state_of(self.path)
         self.uri = ""
         self._lock = threading.RLock()
+        self._closed = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
@@ -99,9 +100,14 @@ class Reader:
             raise
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
-        if hasattr(self, "_connection"):
-            self._connection.close()
+        """Close the file; closing it again does nothing.
+
+        Queries of other threads end first: one whose connection is gone crashes the interpreter.
+        """
+        with self._lock:
+            self._closed = True
+            if hasattr(self, "_connection"):
+                self._connection.close()
         if self._scratch is not None:
             self._scratch.cleanup()
 
@@ -380,6 +386,8 @@ class Reader:
 
     def _query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._errors():
+            if self._closed:
+                raise ProfileError(self.path, "the profile was closed", "Open it again")
             return self._connection.execute(sql, tuple(values)).fetchall()
 
     def _open(self) -> sqlite3.Connection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,3 +70,37 @@ def test_a_property_is_computed_once_for_all_threads(tmp_path, monkeypatch):
         thread.join(timeout=20)
     assert len(frames) == 8 and len({id(frame) for frame in frames}) == 1
     assert calls.count(records.Block) == 1
+
+
+_CLOSED_WHILE_READ = """
+import sys, threading, time
+from ipuscope.profiler import ProfileError
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.reader import Reader
+
+def read(reader, reads):
+    try:
+        while True:
+            reader.columns(records.Step)
+            reads.set()
+    except ProfileError as error:
+        print(error.problem)
+
+for _ in range(20):
+    with Reader(sys.argv[1]) as reader:
+        reads = threading.Event()
+        thread = threading.Thread(target=read, args=(reader, reads))
+        thread.start()
+        reads.wait()
+        time.sleep(0.002)
+    thread.join()
+"""
+
+
+def test_a_profile_may_be_closed_while_another_thread_reads_it(tmp_path):
+    """As a notebook's viewer does, whose page still asks; the interpreter crashed."""
+    path = synthetic_profile(tmp_path / "some.pop", ipus=2)
+    command = [sys.executable, "-c", _CLOSED_WHILE_READ, str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.split("\n") == ["the profile was closed"] * 20 + [""]
