@@ -152,8 +152,8 @@ def _that_fits_with(
     """Cycles a sample, and another split where the profiled one does not do; None: none fits."""
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
-    other_size = bool(levers.micro_batch)
-    if not ipus and surely_fit(basis.memory_with(levers), other_size):
+    doubt = basis.doubt_of_memory(levers)
+    if not ipus and surely_fit(basis.memory_with(levers), doubt):
         return basis.cycles_with(levers) / samples, None
     stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
@@ -165,7 +165,7 @@ def _that_fits_with(
         split = best_split(costs, stages, choices=(*ways,) if costs.training else ())
     except ValueError:
         return None
-    if not surely_fit(split.prediction.memory, other_size) or split.prediction.problems:
+    if not surely_fit(split.prediction.memory, doubt) or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
 

@@ -185,6 +185,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     doubt = max((one.doubt for one in estimates), default=0.0) * abs(estimated)
     if levers.overlap:  # I/O tiles compute nothing
         doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
+    doubt_of_memory = basis.doubt_of_memory(levers)
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
@@ -194,8 +195,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         costs.samples * costs.micro_batches,
         fullest.nbytes,
         fullest.ipu,
-        memory_in_words(outlook.memory, bool(levers.micro_batch or levers.overlap)),
-        surely_fit(outlook.memory, bool(levers.micro_batch or levers.overlap)),
+        memory_in_words(outlook.memory, doubt_of_memory),
+        surely_fit(outlook.memory, doubt_of_memory),
         bool(estimates),
         doubt,
         code(basis, levers),

@@ -28,6 +28,7 @@ class CodeMemory:
     pieces: np.ndarray  # [piece, tile]: once an IPU
     besides: np.ndarray  # [IPU, tile]: of no Block, as profiled
     ran: np.ndarray  # bool[IPU, Block], as profiled; other sets have the most of ``besides``
+    growth: float = 1.0  # of operators that were not compiled: how many times as much it may be
 
     @classmethod
     def unknown(cls, blocks: int) -> CodeMemory:
@@ -52,6 +53,13 @@ class CodeMemory:
             return np.zeros((len(runs), machine.tiles), dtype=np.int64)
         return np.maximum(0, self.on(runs) - machine.region0_bytes)
 
+    def may_outgrow(self, runs: np.ndarray, machine: MachineCosts) -> np.ndarray:
+        """Whether `growth` may take code of IPUs that run Blocks beyond region 0: bool[IPU]."""
+        if self.growth == 1 or self._surely_fit(runs, machine, self.growth).all():
+            return np.zeros(len(runs), dtype=bool)
+        may: np.ndarray = self.on(runs).max(axis=1) * self.growth > machine.region0_bytes
+        return may
+
     def may_be_beyond(self, machine: MachineCosts) -> bool:
         """Whether the code of all Blocks together has no room in region 0."""
         return not self._surely_fit(np.ones((1, len(self.own)), dtype=bool), machine).all()
@@ -72,13 +80,14 @@ class CodeMemory:
             beyond[first, : len(code)] = np.where(code > 0, machine.bytes_per_tile + code, 0)
         return beyond
 
-    def _surely_fit(self, runs: np.ndarray, machine: MachineCosts) -> np.ndarray:
+    def _surely_fit(
+        self, runs: np.ndarray, machine: MachineCosts, growth: float = 1.0
+    ) -> np.ndarray:
         """Whether even the parts' fullest tiles together have room: bool[IPU]."""
         if not len(self.own):
             return np.ones(len(runs), dtype=bool)
         shared = (runs.astype(np.int64) @ self.users.T.astype(np.int64)) > 0
         most = self.besides.max(initial=0) + runs @ self.own.max(axis=1, initial=0)
-        fits: np.ndarray = (
-            most + shared @ self.pieces.max(axis=1, initial=0) <= machine.region0_bytes
-        )
+        most = most + shared @ self.pieces.max(axis=1, initial=0)
+        fits: np.ndarray = most * growth <= machine.region0_bytes
         return fits

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from math import log2
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _FEW_TILES = 0.5  # share of them: tensors that fill no more have the least bytes a tile may have
 SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
 _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
+_MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro-batch
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 _WEIGHTS = (Role.WEIGHT, Role.ACCUMULATOR, Role.OPTIMISER_STATE, Role.BUFFER)
@@ -311,6 +313,11 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
     )
 
 
+def growth_of_code(half: bool, samples: float) -> float:
+    """How many times as much code there may be on a tile (docs/advice.md#estimates)."""
+    return _MORE_CODE ** (abs(log2(samples)) + half)
+
+
 def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.ndarray:
     """How many times as long steps work with micro-batches ``samples`` times larger.
 
@@ -372,6 +379,7 @@ def _memory(memory: BlockMemory, sizes: pd.DataFrame, samples: float, half: bool
         if len(memory.peak_if_again)
         else memory.peak_if_again,
         peak_interleaved=times(memory.peak_interleaved, 0),
+        region0=replace(memory.region0, growth=growth_of_code(half, samples)),
         saved=np.ceil(memory.saved * moved).astype(np.int64),
         carried=replace(memory.carried, nbytes=np.ceil(carried).astype(np.int64)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import log2, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,8 @@ _MOST_ESTIMATES = 2  # in memory at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _OTHER_CODE = {"half", "micro_batch", "split"}  # levers with which operators need other code
 _PRODUCTS = r"^aten\.(?:mm|addmm|bmm|matmul|linear)\b"
-_DOUBT_OF_MEMORY = 0.12  # of a tile: error of the estimates (docs/advice.md#estimates)
+# Of a tile, by each doubling of the micro-batch: error of the estimates (docs/advice.md#estimates)
+_DOUBT_OF_MEMORY = 0.12
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES
 
 
@@ -234,7 +235,13 @@ class Basis:
         over = [one for one in answers if one.answer is Answer.OVER]
         if over:
             self._too_full.append(min(over, key=lambda one: one.free).ipu)
-        return not over and (not self.surely or surely_fit(answers, bool(levers.micro_batch)))
+        return not over and (not self.surely or surely_fit(answers, self.doubt_of_memory(levers)))
+
+    def doubt_of_memory(self, levers: Levers) -> float:
+        """Share of a tile by which its bytes may be more than estimated with the levers."""
+        if levers.micro_batch:
+            return _DOUBT_OF_MEMORY * max(1.0, abs(log2(levers.micro_batch / self.micro_batch)))
+        return _DOUBT_OF_MEMORY if levers.overlap else 0.0
 
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:
@@ -256,19 +263,21 @@ class Basis:
         return replace(assignment, choices=ways)
 
 
-def surely_fit(ipus: Sequence[Verdict], other_size: bool) -> bool:
-    """Whether all IPUs fit without doubt; ``other_size``: with another micro-batch size."""
-    doubt = _DOUBT_OF_MEMORY if other_size else 0.0
+def surely_fit(ipus: Sequence[Verdict], doubt: float) -> bool:
+    """Whether all IPUs fit, ``doubt`` (`Basis.doubt_of_memory`) included."""
     return all(one.answer is Answer.FITS and one.free >= doubt * one.limit for one in ipus)
 
 
-def memory_in_words(ipus: Sequence[Verdict], other_size: bool) -> str:
-    """Whether all IPUs fit, in words; ``other_size``: with another micro-batch size."""
+def memory_in_words(ipus: Sequence[Verdict], doubt: float) -> str:
+    """Whether all IPUs fit, in words; ``doubt``: `Basis.doubt_of_memory`."""
     worst = min(ipus, key=lambda one: one.free)
     if has_open_code(ipus):
         return f"IPU {worst.ipu}: its code did not fit: compile to know"
-    if worst.answer is Answer.FITS and not surely_fit((worst,), other_size):
-        return f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%} of full: compile to know"
+    outgrowing = next((one for one in ipus if one.open_code), None)
+    if outgrowing is not None and worst.free >= 0:
+        return f"IPU {outgrowing.ipu}: its code may outgrow region 0: compile to know"
+    if worst.answer is Answer.FITS and not surely_fit((worst,), doubt):
+        return f"IPU {worst.ipu}: within {doubt:.0%} of full: compile to know"
     return summary(ipus)
 
 

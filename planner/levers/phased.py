@@ -22,6 +22,7 @@ from ipuscope.planner.costs.estimates import (
     estimated_streams,
     growing,
     growth_of_bytes,
+    growth_of_code,
     growth_of_work,
     is_product,
     weight_operators,
@@ -31,6 +32,7 @@ from ipuscope.planner.levers.levers import Basis, Outlook, outputs_of, surely_fi
 from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import host_groups
+from ipuscope.profiler.analysis.memory_hot_spots import most_code
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
@@ -359,11 +361,12 @@ class PhasedBasis(Basis):
         """Whether each IPU fits, or is too close to call."""
         answers = self.memory_with(levers)
         if self.surely:
-            return surely_fit(answers, bool(levers.micro_batch))
+            return surely_fit(answers, self.doubt_of_memory(levers))
         return all(one.answer is not Answer.OVER for one in answers)
 
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
-        limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
+        target, growth = self.report.target, growth_of_code(half, ratio)
+        limit, exact = target.bytes_per_tile, not half and ratio == 1
         answers = []
         for ipu, (tile, extent, live) in enumerate(self._fullest_tiles):
             after = live["bytes"] - (live["single"] / 2 if half else 0)
@@ -372,7 +375,8 @@ class PhasedBasis(Basis):
             nbytes = extent + round(float(grown.sum() - live["bytes"].sum()))
             largest = str(by_role.idxmax()) if len(by_role) else "nothing"
             most = int(by_role.max()) if len(by_role) else 0
-            answers.append(Verdict(ipu, tile, nbytes, limit, largest, most, exact))
+            grows = not exact and most_code(self.report, ipu) * growth > target.region0_bytes
+            answers.append(Verdict(ipu, tile, nbytes, limit, largest, most, exact, open_code=grows))
         return tuple(answers)
 
     @cached_property

@@ -43,6 +43,7 @@ class Verdict:
     largest_bytes: int
     exact: bool = False  # the profile holds exactly this
     of_code: bool = False  # code is beyond region 0: ``nbytes`` counts as much beyond the tile
+    open_code: bool = False  # of operators that were not compiled, code may be beyond region 0
 
     @property
     def free(self) -> int:
@@ -52,7 +53,8 @@ class Verdict:
     @property
     def answer(self) -> Answer:
         """One of the three."""
-        if not self.exact and -ABOVE * self.limit <= self.free <= BELOW * self.limit:
+        close = -ABOVE * self.limit <= self.free <= BELOW * self.limit
+        if not self.exact and (close or (self.open_code and self.free > 0)):
             return Answer.CLOSE
         return Answer.FITS if self.free >= 0 else Answer.OVER
 
@@ -78,9 +80,9 @@ def verdicts(
     alone = [k for k, ipu in enumerate(ipus) if len(stages[ipu]) == 1]
     passing = passing_through(costs, parts, ipus)
     if alone:
-        fullest = _fullest(usage_of_each(costs, parts, passing))
+        each = _of_fullest_tiles(usage_of_each(costs, parts, passing), ipus, exact)
         for k in alone:
-            answers[ipus[k]] = _verdict(ipus[k], limit, fullest[k], exact)
+            answers[ipus[k]] = each[k]
     for ipu, some in enumerate(stages):
         if len(some) > 1:
             through = passing[np.array(ipus) == ipu].sum(axis=0)
@@ -96,32 +98,43 @@ def verdict_on(
     passing: np.ndarray | None = None,
 ) -> Verdict:
     """The verdict on an IPU with these stages, all free without any; ``passing``: `passing_of`."""
-    limit = costs.machine.bytes_per_tile
     if not parts:
-        return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
-    (fullest,) = _fullest(usage_of(costs, parts, passing))
-    return _verdict(ipu, limit, fullest, exact)
+        return Verdict(ipu, 0, 0, costs.machine.bytes_per_tile, "nothing", 0, exact=True)
+    (verdict,) = _of_fullest_tiles(usage_of(costs, parts, passing), [ipu], exact)
+    return verdict
 
 
-def _verdict(ipu: int, limit: int, fullest: tuple[int, int, str, int], exact: bool) -> Verdict:
-    tile, nbytes, largest, most = fullest
-    return Verdict(ipu, tile, nbytes, limit, largest, most, exact, largest == _CODE)
-
-
-def _fullest(usage: Usage) -> list[tuple[int, int, str, int]]:
-    """Each IPU's fullest tile: its number, its bytes, what most of them are, and how many."""
+def _of_fullest_tiles(usage: Usage, ipus: Sequence[int], exact: bool) -> list[Verdict]:
+    """The verdict on each IPU, from its fullest tile and what most of that is."""
+    machine, region0 = usage.costs.machine, usage.costs.memory.region0
     total = usage.total
     tiles, rows = total.argmax(axis=1), np.arange(len(total))
-    words = list(usage.contents)
+    words = [*usage.contents, _CODE]
     there = np.array([nbytes[rows, tiles] for nbytes in usage.contents.values()])
-    region0 = usage.costs.machine.region0_bytes
     code = usage.code_beyond[rows, tiles]
-    words.append(_CODE)
-    there = np.vstack([there, np.where(code > 0, region0 + code, 0)])
+    there = np.vstack([there, np.where(code > 0, machine.region0_bytes + code, 0)])
     largest = np.where(code > 0, len(there) - 1, there.argmax(axis=0))
     return [
-        (int(tile), int(total[row, tile]), words[which], int(there[which, row]))
-        for row, tile, which in zip(rows.tolist(), tiles, largest.tolist(), strict=True)
+        Verdict(
+            ipu,
+            tile,
+            int(total[row, tile]),
+            machine.bytes_per_tile,
+            words[which],
+            int(there[which, row]),
+            exact,
+            of_code=words[which] == _CODE,
+            open_code=grows,
+        )
+        for row, (ipu, tile, which, grows) in enumerate(
+            zip(
+                ipus,
+                tiles.tolist(),
+                largest.tolist(),
+                region0.may_outgrow(usage.runs, machine).tolist(),
+                strict=True,
+            )
+        )
     ]
 
 

@@ -78,6 +78,11 @@ def overflows(report: Report) -> list[Overflow]:
     return overflowing
 
 
+def most_code(report: Report, ipu: int) -> int:
+    """Bytes of code on the tile of an IPU that has most."""
+    return int(_code_peaks(report, ipu, _is_code(report, ipu))[0].max())
+
+
 def _is_code(report: Report, ipu: int) -> np.ndarray:
     """Which of an IPU's variables are code: bool[variable]."""
     category = report.usage.ipu_variables(ipu).category

@@ -13,15 +13,20 @@ import ipu_exec
 from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec import machine
 from ipuscope.planner.advice import relief, way_to_fit
+from ipuscope.planner.advice.search import predicted
 from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
+from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.levers.settings import Levers
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Assignment, memory_of
 from ipuscope.planner.search.split_search import Split, best_split
 from ipuscope.planner.search.what_fits import UNSURE, or_close
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.analysis.facts import facts
+from ipuscope.profiler.analysis.memory_hot_spots import most_code
+from ipuscope.profiler.report import Report
 from tests.models import Mlp
 
 
@@ -102,3 +107,40 @@ def test_code_beyond_region_0_is_no_split_that_fits(
     first, *others = insights(report)
     assert first.title == "IPU 0 overflows: a tile has more code than room for it"
     assert not any("fullest tile is" in one.title for one in others)
+
+
+def test_code_that_may_outgrow_region_0_is_for_a_compile_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Swin of Hugging Face has it: eight times the samples took twice the code."""
+
+    def compiled(folder: str) -> Report:
+        torch.manual_seed(0)
+        options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / folder)
+        options.showCompilationProgressBar(False)
+        model = Mlp([256] * 7, [0] * 6)
+        executor = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
+        executor.compile(torch.zeros(4, 256), torch.zeros(4, 256))
+        return open_report(tmp_path / folder / "training")
+
+    code = most_code(compiled("roomy"), 0)
+    small = replace(machine.TARGETS["mk2"], region0_bytes=round(1.5 * code) // 4 * 4)
+    monkeypatch.setitem(machine.TARGETS, "mk2", small)
+    report = compiled("small")
+    basis = Basis.of(report)
+    assert most_code(report, 0) == code
+    assert basis.costs.memory.region0.on(np.ones((1, len(basis.costs)), bool)).max() == code
+    for levers, is_open in (
+        (Levers(), False),
+        (Levers(half=True), False),
+        (Levers(micro_batch=8), False),
+        (Levers(micro_batch=8, half=True), True),
+        (Levers(micro_batch=16), True),
+    ):
+        advice = predicted(basis, levers)
+        words = "IPU 0: its code may outgrow region 0: compile to know" if is_open else "fits"
+        assert (advice.memory, advice.surely) == (words, not is_open)
+        (verdict,) = basis.memory_with(levers)
+        assert (verdict.open_code, verdict.answer == Answer.CLOSE) == (is_open, is_open)
+    doubts = [basis.doubt_of_memory(Levers(micro_batch=size)) for size in (5, 8, 16, 32, 2)]
+    assert doubts == pytest.approx([0.12, 0.12, 0.24, 0.36, 0.12])
