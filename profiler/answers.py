@@ -13,20 +13,21 @@ builds nothing else and runs nothing. We add arrays and frames to its types.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, wraps
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
-import msgspec
 import numpy as np
 import zstandard
 
 import ipuscope
+
+if TYPE_CHECKING:
+    import msgspec
 
 CALIBRATION = "IPUSCOPE_CALIBRATION"  # names a file that answers depend on
 LEAST_SECONDS = 0.05  # of the thread: quicker answers are computed anew
@@ -207,6 +208,8 @@ class Store:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file for this user only, in one rename; OSError, without a part left behind."""
+    import tempfile
+
     number, partial = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:
@@ -246,11 +249,15 @@ def _digest() -> blake2b:
 
 def pack(value: Any) -> bytes:
     """A value as MessagePack; TypeError if something in it cannot be stored."""
+    import msgspec  # takes longer than most answers
+
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def unpack(kind: Any, data: bytes) -> Any:
     """The value of a type; ValueError unless the bytes are what `pack` gives for one."""
+    import msgspec
+
     try:
         return _decoder(kind).decode(data)
     except (msgspec.MsgspecError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -259,6 +266,8 @@ def unpack(kind: Any, data: bytes) -> Any:
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    import msgspec
+
     return msgspec.msgpack.Decoder(kind, dec_hook=_value)
 
 

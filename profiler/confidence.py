@@ -7,11 +7,13 @@ those like the profiled model lie inside. Older profiles have none.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ipuscope.profiler import calibration, units
+from ipuscope.profiler import units
+from ipuscope.profiler.answers import CALIBRATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +80,11 @@ def confidence(report: Report, of_costs: bool = False) -> Confidence | None:
 
     ``of_costs``: of what is predicted with costs of Blocks, in which a calibration's factors are.
     """
-    error, own = _header(report), calibration.of(report)
+    error, own = _header(report), None
+    if os.environ.get(CALIBRATION):
+        from ipuscope.profiler import calibration  # msgspec takes longer than a small report
+
+        own = calibration.of(report)
     if error is None:
         return None
     likely = float(error["likely"])

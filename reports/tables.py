@@ -16,19 +16,17 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from ipuscope.profiler.units import shortened
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
     from ipuscope.profiler.report.query import Answer
 
@@ -101,7 +99,7 @@ class Column:
         """The width it may be narrowed to; None if it may not."""
         if self.write not in (text, sentence):
             return None
-        return max(_SHORTEST, *map(cell_len, self.title.split("\n")))
+        return max(_SHORTEST, *map(width_of, self.title.split("\n")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,39 +213,74 @@ def print_pages(pages: Sequence[Page], form: str = "text", named: bool = False) 
 
 
 def _print_text(pages: Sequence[Page], named: bool) -> None:
-    width = terminal_width() or _ENDLESS
-    console = _console(width)
+    paper = _Paper(terminal_width() or _ENDLESS)
     for number, page in enumerate(pages):
         if named:
-            console.print(
-                *([""] if number else []),
-                Text(clean(page.profile), style="bold"),
-                sep="\n",
-                soft_wrap=True,
-            )
+            if number:
+                paper.write()
+            paper.write((clean(page.profile), "bold"), runs_over=True)
         parts = [part for part in page.parts if _for_people(part)]
         for index, part in enumerate(parts):
             if index:
-                console.print()
+                paper.write()
             if isinstance(part, Table):
-                _print_table(console, part)
+                _print_table(paper, part)
             elif isinstance(part, Facts):
-                _print_facts(console, part)
+                _print_facts(paper, part)
             else:
                 for line in part.lines:
-                    console.print(Text.assemble(*line), soft_wrap=part.as_drawn)
+                    paper.write(*line, runs_over=part.as_drawn)
 
 
-class _Console(Console):
-    """Lets the command end well when its reader closes the pipe (``| head``)."""
+class _Paper:
+    """Standard output, so many columns wide.
 
-    def on_broken_pipe(self) -> None:
-        """Called while the exception is handled; rich would end the process with 1."""
-        raise BrokenPipeError
+    rich writes what has colours or needs a wrap: to import it takes as long as a small report.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        terminal = width < _ENDLESS or os.environ.get("FORCE_COLOR")
+        self._styled = bool(terminal) or os.environ.get("TTY_COMPATIBLE") == "1"
+
+    def write(self, *line: Segment, runs_over: bool = False) -> None:
+        """Write a line, wrapped between words unless it ``runs_over``."""
+        if self._styled:
+            from rich.text import Text
+
+            self._rich.print(Text.assemble(*line), soft_wrap=runs_over)
+        else:
+            print("".join(words for words, _ in line))
+
+    def wrapped(self, words: str, width: int) -> list[str]:
+        """The lines of a text of at most this width."""
+        if width_of(words) <= width:
+            return [words.rstrip()]
+        from rich.text import Text
+
+        return [line.plain.rstrip() for line in Text(words).wrap(self._rich, width)]
+
+    @cached_property
+    def _rich(self) -> Console:
+        from rich.console import Console
+
+        class Piped(Console):
+            """Lets the command end well when its reader closes the pipe (``| head``)."""
+
+            def on_broken_pipe(self) -> None:
+                """Called while the exception is handled; rich would end the process with 1."""
+                raise BrokenPipeError
+
+        return Piped(width=self.width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
-def _console(width: int) -> Console:
-    return _Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+def width_of(words: str) -> int:
+    """Columns of a terminal that a text takes."""
+    if words.isascii():
+        return len(words)
+    from rich.cells import cell_len
+
+    return cell_len(words)
 
 
 def _for_people(part: Table | Facts | Lines) -> bool:
@@ -256,9 +289,9 @@ def _for_people(part: Table | Facts | Lines) -> bool:
     return not isinstance(part, Facts) or any(fact.words for fact in part.facts)
 
 
-def _print_table(console: Console, table: Table) -> None:
+def _print_table(paper: _Paper, table: Table) -> None:
     if table.title:
-        console.print(Text(table.title, style="bold"))
+        paper.write((table.title, "bold"))
     shown = table.shown if table.printed is None else table.printed
     columns = [
         ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
@@ -266,35 +299,45 @@ def _print_table(console: Console, table: Table) -> None:
     ]
     titles = [one.title.split("\n") for one in table.columns]
     wanted = [
-        max(map(cell_len, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
+        max(map(width_of, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
     ]
     least = [one.least_width for one in table.columns]
     for between in (_BETWEEN, 1):  # if shorter names do not make room, columns move together
-        room = console.width - between * (len(wanted) - 1)
+        room = paper.width - between * (len(wanted) - 1)
         widths = narrowed(wanted, least, room)
         if sum(widths) <= room:
             break
-    rich_table = RichTable(
-        box=box.SIMPLE_HEAD, padding=(0, between - 1, 0, 0), pad_edge=False, show_edge=False
-    )
-    for column, width in zip(table.columns, widths, strict=True):
-        rich_table.add_column(
-            Text(column.title),
-            justify="left" if column.is_text else "right",
-            no_wrap=column.write is not sentence,
-            overflow="fold" if column.write is sentence else "ellipsis",
-            width=width,
-        )
+
+    def write(cells: Iterable[list[str]], style: str = "") -> None:
+        """A row, each of its cells some lines."""
+        for line in zip_longest(*cells, fillvalue=""):
+            fitted = map(_fitted, table.columns, line, widths)
+            paper.write(((" " * between).join(fitted), style), runs_over=True)
+
+    most = max(map(len, titles))
+    write(([""] * (most - len(title)) + title for title in titles), "bold")
+    rule = "─" if speaks_unicode() else "-"
+    paper.write((rule * (sum(widths) + between * (len(widths) - 1)), ""), runs_over=True)
     for row in zip(*columns, strict=True):
         cells = zip(table.columns, row, widths, strict=True)
-        fitted = (shortened(c, width) if one.write is text else c for one, c, width in cells)
-        rich_table.add_row(*map(Text, fitted))
-    _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(rich_table)
+        write(
+            paper.wrapped(words, width) if one.write is sentence else [words]
+            for one, words, width in cells
+        )
     if table.note:
-        console.print(Text(table.note, style="dim"))
+        paper.write((table.note, "dim"))
     elif len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
-        console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))
+        paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
+
+
+def _fitted(column: Column, words: str, width: int) -> str:
+    """A line of a cell in as many columns as it has."""
+    if column.write is text and width_of(words) > width:
+        cuts = (shortened(words, most) for most in range(width, 0, -1))
+        words = next(cut for cut in cuts if width_of(cut) <= width)
+    blanks = " " * (width - width_of(words))
+    return words + blanks if column.is_text else blanks + words
 
 
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
@@ -312,17 +355,15 @@ def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> l
     return widths
 
 
-def _print_facts(console: Console, facts: Facts) -> None:
+def _print_facts(paper: _Paper, facts: Facts) -> None:
     """Labels and values side by side; no blanks at the ends of lines."""
     shown = [fact for fact in facts.facts if fact.words]
-    indent = max((cell_len(fact.label) for fact in shown), default=0) + _BETWEEN
+    indent = max((width_of(fact.label) for fact in shown), default=0) + _BETWEEN
     for fact in shown:
-        label = Text(fact.label.ljust(indent), style="bold")
-        lines = Text(clean(fact.words)).wrap(console, max(_LEAST_FACT, console.width - indent))
-        for line in lines:
-            line.rstrip()
-            console.print(Text.assemble(label, line), soft_wrap=True)
-            label = Text(" " * indent)
+        label = fact.label.ljust(indent)
+        for line in paper.wrapped(clean(fact.words), max(_LEAST_FACT, paper.width - indent)):
+            paper.write((label, "bold"), (line, ""), runs_over=True)
+            label = " " * indent
 
 
 def _print_json(pages: Sequence[Page]) -> None:

@@ -16,7 +16,6 @@ from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.waits import worker
-from ipuscope.profiler.calibration import kinds_of
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
@@ -85,6 +84,8 @@ def paired_ops(measured: Report, modelled: Report) -> pd.DataFrame:
     ``kind`` (the modelled ATen operator, without overload), ``measured`` and ``modelled`` cycles of
     one execution; those without cycles in one report are left out.
     """
+    from ipuscope.profiler.calibration import kinds_of
+
     keys, sides = ["popart_name", "direction", "number"], []
     for report in (measured, modelled):
         ops = report.ops[["popart_name", "direction", "aten", "cycles"]]

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +51,7 @@ class ProfileFile:
         # One lock, for columns and properties too: with several, two threads that each have one of
         # them could wait for each other for ever.
         self.lock = self._lock = threading.RLock()
-        self._seal: Future[seal.State] | None = None
+        self._seal: Callable[[], seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
         self._cached: dict[Any, Any] = {}
         self._making: dict[str, threading.RLock] = {}
@@ -183,7 +182,7 @@ class ProfileFile:
     @cached_property
     def as_written(self) -> seal.State:
         """Whether the file's bytes are those that were written (`ipuscope.profiler.file.seal`)."""
-        return self._seal.result() if self._seal is not None else self._sealed()
+        return (self._seal or self._sealed)()
 
     def _sealed(self) -> seal.State:
         try:
@@ -193,9 +192,15 @@ class ProfileFile:
 
     def begin_check(self) -> None:
         """Compute `as_written`, which goes over every byte, in a thread meanwhile."""
-        pool = ThreadPoolExecutor(1)
-        self._seal = pool.submit(self._sealed)
-        pool.shutdown(wait=False)
+        found: list[seal.State] = []
+        thread = threading.Thread(target=lambda: found.append(self._sealed()))
+
+        def ended() -> seal.State:
+            thread.join()
+            return found[0]
+
+        thread.start()
+        self._seal = ended
 
     @property
     def damaged(self) -> bool:
@@ -261,13 +266,16 @@ class ProfileFile:
         return total[where], largest[where], count[where]
 
     def sums_of(self, ids: np.ndarray) -> np.ndarray:
-        """Sum, maximum and count of nonzeros of vectors over tiles, 0 of none: int64[3, id]."""
+        """Sum, maximum and count of nonzeros of vectors over tiles, 0 of none: int64[3, id].
+
+        ``ids``: ascending, each once.
+        """
         sums = np.zeros((3, len(ids)), dtype=np.int64)
-        for at in range(0, len(ids), 1000):  # not all in memory at once
-            vectors = self.over_tiles(ids[at : at + 1000])
-            for i, id in enumerate(ids[at : at + 1000].tolist(), at):
-                if id >= 0:
-                    sums[:, i] = vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id])
+        stored = np.flatnonzero(ids >= 0)
+        for at in range(0, len(stored), 1000):  # not all in memory at once
+            here = stored[at : at + 1000]
+            rows = self.matrix(ids[here])
+            sums[:, here] = rows.sum(axis=1), rows.max(axis=1), np.count_nonzero(rows, axis=1)
         return sums
 
     def check_ipu(self, ipu: int) -> None:

@@ -16,71 +16,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
+from keyword import iskeyword
+from types import ModuleType
 from typing import Any, NoReturn
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
-from ipuscope.reports.cli import (
-    advise,
-    common,
-    compare,
-    completion,
-    doctor,
-    export,
-    html,
-    import_,
-    insights,
-    liveness,
-    memory,
-    ops,
-    pipeline,
-    pod,
-    program,
-    query,
-    rebalance,
-    runs,
-    source,
-    stages,
-    summary,
-    tile,
-    variables,
-    view,
-    whatif,
-    why,
-)
+from ipuscope.reports.cli import common
 from ipuscope.reports.cli.common import CommandError, first_steps, one_line
 from ipuscope.words import Parser
 
-# In the order of --help: what newcomers need comes first. A module has a `page` for each profile or
-# a `run` of its own.
-_MODULES = (
-    summary,
-    insights,
-    advise,
-    why,
-    stages,
-    pipeline,
-    pod,
-    memory,
-    tile,
-    liveness,
-    ops,
-    source,
-    program,
-    variables,
-    rebalance,
-    whatif,
-    compare,
-    runs,
-    query,
-    doctor,
-    html,
-    export,
-    import_,
-    view,
-    completion,
+# In the order of --help: what newcomers need comes first.
+COMMANDS = (
+    *("summary", "insights", "advise", "why", "stages", "pipeline", "pod", "memory", "tile"),
+    *("liveness", "ops", "source", "program", "variables", "rebalance", "whatif", "compare"),
+    *("runs", "query", "doctor", "html", "export", "import", "view", "completion"),
 )
-COMMANDS = {module.__name__.rpartition(".")[2].rstrip("_"): module for module in _MODULES}
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
 
@@ -117,14 +69,21 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def make_parser(only: str = "") -> argparse.ArgumentParser:
-    """The parser of `ipu-report`; ``only``: the one subcommand that gets its arguments."""
+def file_of(command: str) -> ModuleType:
+    """A subcommand's file, imported now: it has a `page` for each profile or a `run` of its own."""
+    name = f"{command}_" if iskeyword(command) else command
+    return import_module(f"ipuscope.reports.cli.{name}")
+
+
+def make_parser(*only: str) -> argparse.ArgumentParser:
+    """The parser of `ipu-report`; ``only``: of these subcommands, whose files alone are read."""
     parser = Parser(
         prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=HelpText
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
-    for name, module in COMMANDS.items():
+    for name in only or COMMANDS:
+        module = file_of(name)
         command = commands.add_parser(
             name,
             help=module.HELP,
@@ -132,8 +91,6 @@ def make_parser(only: str = "") -> argparse.ArgumentParser:
             epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
             formatter_class=HelpText,
         )
-        if only not in ("", name):
-            continue
         if paged := hasattr(module, "page"):
             common.add_profiles(command)
         if hasattr(module, "add_arguments"):

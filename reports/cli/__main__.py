@@ -2,6 +2,6 @@
 
 import sys
 
-from ipuscope.reports.cli import main
+from ipuscope.commands import ipu_report
 
-sys.exit(main())
+sys.exit(ipu_report())

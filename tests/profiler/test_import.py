@@ -231,7 +231,7 @@ def test_every_subcommand_answers_for_an_imported_profile_or_says_what_it_lacks(
     import_profile(pva, own, tmp_path / "imported.pop")
     path, out = str(tmp_path / "imported.pop"), ["-o", str(tmp_path / "page.html")]
     more = {"compare": [str(own)], "html": out, "export": ["--format", "perfetto", *out]}
-    for name in COMMANDS.keys() - {"import", "view", "completion", "query"}:
+    for name in set(COMMANDS) - {"import", "view", "completion", "query"}:
         code = main([name, path, *more.get(name, [])])
         said = capsys.readouterr()
         assert code == (1 if name in _REFUSE else 0), (name, said.err)

@@ -8,7 +8,7 @@ import pytest
 
 from ipuscope.help_text import HelpText
 from ipuscope.poprun import poprun_parser
-from ipuscope.reports.cli import COMMANDS, make_parser
+from ipuscope.reports.cli import COMMANDS, file_of, make_parser
 from ipuscope.run_arguments import run_parser
 
 
@@ -26,8 +26,7 @@ def test_help_is_no_wider_than_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     assert not [line for line in lines if line.endswith("-")], "a name is broken at its hyphen"
-    module = COMMANDS.get(command or "")
-    words = " ".join((module.__doc__ or "").split()) if module else "Ask a profile.pop"
+    words = " ".join((file_of(command).__doc__ or "").split()) if command else "Ask a profile.pop"
     assert words in " ".join(" ".join(lines).split())
 
 
