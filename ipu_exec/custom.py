@@ -289,13 +289,8 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
     spreads = [build.linear(out.elements, out.dtype) for out in outputs]
     busy = sum((spread.elements for spread in spreads), np.zeros(machine.tiles, np.int64)) > 0
     build.compute("host", "ipuscope::HostCall", np.where(busy, cycles, 0))
-    return build.plan(
-        tuple(
-            None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
-            for out in spec.outputs
-        ),
-        note="the host's own time is not modelled",
-    )
+    layouts = tuple(build.linear_layouts(spec.outputs))
+    return build.plan(layouts, note="the host's own time is not modelled")
 
 
 def _fast_gather_last_dim(

@@ -168,10 +168,20 @@ def timeline(placement: Placement, tree: ProgramTree, options: CompileOptions) -
         part = turn[body.ipu, body.stage] if backward else 0
         turn[body.ipu, body.stage] += backward
         at[body.task, body.ipu, body.stage, part] = len(bodies)
-        of = _KIND.get(body.task, "task"), _DIRECTION.get(body.task, ""), body.cycles
-        steps, task = np.array(ids, np.int64)[body.order], schedule_types.TASKS[body.task]
-        where = len(bodies), body.name, body.ipu, body.stage
-        bodies.append(records.Body(*where, *of, steps, starts, task))
+        bodies.append(
+            records.Body(
+                id=len(bodies),
+                name=body.name,
+                ipu=body.ipu,
+                stage=body.stage,
+                kind=_KIND.get(body.task, records.TASK),
+                direction=_DIRECTION.get(body.task, ""),
+                cycles=body.cycles,
+                steps=np.array(ids, np.int64)[body.order],
+                starts=starts,
+                task=schedule_types.TASKS[body.task],
+            )
+        )
     for ipu in range(placement.num_ipus):
         number = at[IDLE, ipu, -1, 0] = len(bodies)
         none, task = np.zeros(0, np.int64), schedule_types.TASKS[IDLE]
@@ -183,9 +193,17 @@ def timeline(placement: Placement, tree: ProgramTree, options: CompileOptions) -
     keyed = (schedule.kind, schedule.ipu, schedule.stage, parts)
     keys = zip(*(column.tolist() for column in keyed), strict=True)
     task_body = np.array([at[key] for key in keys], np.int64)
-    times = schedule.start, schedule.end
-    of_task = schedule.ipu, schedule.micro_batch, schedule.cycle
-    trace = records.Trace(0, options.iterations, schedule.total, *times, task_body, *of_task)
+    trace = records.Trace(
+        id=0,
+        iterations=options.iterations,
+        iteration_cycles=schedule.total,
+        task_start=schedule.start,
+        task_end=schedule.end,
+        task_body=task_body,
+        task_ipu=schedule.ipu,
+        task_micro_batch=schedule.micro_batch,
+        task_pipeline_cycle=schedule.cycle,
+    )
     columns = (schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu)
     rows = zip(schedule.phases, *(column.tolist() for column in columns), strict=True)
     cycles = tuple(records.PipelineCycle(0, position, *row) for position, row in enumerate(rows))

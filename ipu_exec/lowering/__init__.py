@@ -38,7 +38,7 @@ from ipu_exec.lowering.operators import (  # noqa: F401  (importing them registe
     shape,
     softmax,
 )
-from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.plan_cache import PlanCache
 from ipu_exec.lowering.products import conv, matmul, multi_conv  # noqa: F401  (importing them registers their operators)
 from ipu_exec.lowering.registry import find, lowering, registered
@@ -89,12 +89,8 @@ def generic(spec: OpSpec, machine: Machine) -> Plan:
     for index, operand in enumerate(spec.operands):
         source = build.place(index)
         need = build.linear(operand.elements, operand.dtype).elements
-        first = build.fetch(f"operand {index}", source, need)
-        build.hold(f"operand {index}", need * operand.item_bytes, first, 1 << 30)
+        build.fetch_and_hold(f"operand {index}", source, need)
     build.map(spec.name, "generic", share.elements, most.dtype)
-    layouts: list[Layout | None] = [
-        None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
-        for out in spec.outputs
-    ]
-    plan = build.plan(tuple(layouts), note="nobody lowered this operator: estimated")
+    layouts = tuple(build.linear_layouts(spec.outputs))
+    plan = build.plan(layouts, note="nobody lowered this operator: estimated")
     return replace(plan, estimated=True)

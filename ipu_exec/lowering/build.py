@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +30,8 @@ from ipu_exec.lowering.plan import (
     Vertices,
 )
 from ipu_exec.machine import Machine
+
+END = 1 << 30  # a plan's last step: `Builder.plan` cuts it
 
 
 def messages(
@@ -119,7 +122,7 @@ class Builder:
         name: str,
         nbytes: np.ndarray,
         first: int,
-        last: int,
+        last: int = END,
         interleaved: bool = False,
         becomes_result: bool = False,
     ) -> None:
@@ -182,9 +185,7 @@ class Builder:
         if index not in self.written:
             step = self.fetch(f"operand {index}", operand, spread.elements)
             self.map(f"write out operand {index}", "copy", spread.elements, operand.dtype, flops=0)
-            self.hold(
-                f"operand {index} written out", spread.elements * operand.item_bytes, step, 1 << 30
-            )
+            self.hold(f"operand {index} written out", spread.elements * operand.item_bytes, step)
             self.written[index] = row_major(
                 operand.shape, operand.dtype, spread.layout(operand.dtype), operand.role
             )
@@ -220,9 +221,29 @@ class Builder:
             name, need * item, sent * item, np.asarray(need, np.int64) if scattered else met
         )
 
+    def fetch_and_hold(
+        self,
+        name: str,
+        source: Operand,
+        need: np.ndarray,
+        broadcast: bool = False,
+        scattered: bool = False,
+    ) -> int:
+        """`fetch`, and keep what arrives until the plan's last step."""
+        step = self.fetch(name, source, need, broadcast, scattered)
+        self.hold(name, need * source.item_bytes, step)
+        return step
+
     def linear(self, elements: int, dtype: str) -> Spread:
         """The spread of that many elements in poplibs' linear mapping."""
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
+
+    def linear_layouts(self, outputs: Sequence[Operand | None]) -> list[Layout | None]:
+        """A linear layout of each of these outputs that somebody uses."""
+        return [
+            None if out is None else self.linear(out.elements, out.dtype).layout(out.dtype)
+            for out in outputs
+        ]
 
     def plan(
         self,

@@ -8,7 +8,7 @@ outputs a tile touches. Keys describe elements, not bytes, so that a cast keeps 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -72,10 +72,24 @@ class Spread:
         """The layout in bytes, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
+    def layouts(self, outputs: Iterable[Operand | None]) -> tuple[Layout | None, ...]:
+        """The layout of each of these outputs that somebody uses."""
+        return tuple(None if out is None else self.layout(out.dtype) for out in outputs)
+
 
 def run_of(key: Hashable) -> int:
     """Contiguous elements on a tile by this key; 0: a tile's whole share is one, or unknown."""
     return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
+
+
+def in_proportion(
+    key: Hashable, share: np.ndarray, outputs: Iterable[Operand | None]
+) -> tuple[Layout | None, ...]:
+    """Layouts of the outputs that somebody uses, each with its elements as ``share`` lies."""
+    return tuple(
+        None if out is None else Spread(key, apportion(out.elements, share)).layout(out.dtype)
+        for out in outputs
+    )
 
 
 @lru_cache(maxsize=1024)  # 12 kB each
@@ -145,16 +159,13 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
     return Spread(key, apportion(operand.elements, layout.bytes))
 
 
-def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
-    """The key of an output computed where ``lead`` lies: lead's, if both order elements alike."""
+def result_spread(spread: Spread, lead: Operand, output: Operand) -> Spread:
+    """The spread of an output computed where ``lead`` lies: lead's, if both order alike."""
     same = (lead.shape, lead.strides) == (output.shape, output.strides)
     if same and is_dense(lead):
-        return spread.key
-    return (
-        "view",
-        spread.run,
-        digest(spread.key, lead.shape, lead.strides, output.shape, output.strides),
-    )
+        return spread
+    order = digest(spread.key, lead.shape, lead.strides, output.shape, output.strides)
+    return Spread(("view", spread.run, order), spread.elements)
 
 
 def touched(operand: Operand, mask: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:

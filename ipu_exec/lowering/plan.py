@@ -87,6 +87,13 @@ class OpSpec:
     outputs: tuple[Operand | None, ...]  # layout None unless an output shares an input's storage
 
     @property
+    def output(self) -> Operand:
+        """The first output, which somebody must use."""
+        first = self.outputs[0]
+        assert first is not None
+        return first
+
+    @property
     def operands(self) -> tuple[Operand, ...]:
         """Tensor arguments in order, lists flattened; ``Plan.input_layouts`` counts by this."""
         return tuple(_operands_in((self.args, self.kwargs)))

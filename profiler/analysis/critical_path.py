@@ -198,7 +198,7 @@ def path_columns(report: Report, run: int = 0, iteration: int = 0) -> Path:
         real = path.task >= 0
         phase[real] = report.trace.phases(run, tasks)[path.task[real]]
         body[real] = tasks.body[path.task[real]]
-        rows = spent_by_step(report, *pieces(body, path.end - path.start, phase))
+        rows = _named(report, _spent_by_entry(report, body, path.end - path.start, phase))
         order = np.argsort(-rows["cycles"], kind="stable")
         order = order[rows["cycles"][order] > 0]
         return {name: values[order] for name, values in rows.items()}
@@ -206,47 +206,40 @@ def path_columns(report: Report, run: int = 0, iteration: int = 0) -> Path:
     return report.file.once(f"columns of the path of run {run}, iteration {iteration}", made)
 
 
-def pieces(
-    body: np.ndarray, length: np.ndarray, phase: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Tasks that are alike as one, in the order of the first: phase, body, length, how many."""
-    phase = np.zeros(len(body), dtype=np.int64) if phase is None else phase
-    first, which = first_ones(phase, body, length)
-    return phase[first], body[first], length[first], np.bincount(which, minlength=len(first))
-
-
-def spent_by_step(
-    report: Report,
-    phase: np.ndarray,
-    body: np.ndarray,
-    length: np.ndarray,
-    times: np.ndarray,
-    named: bool = True,
+def busy_by_step(
+    report: Report, run: int = 0, iteration: int = 0, named: bool = True
 ) -> dict[str, np.ndarray]:
-    """What pieces spend, by phase, body and step, in the order in which each first comes.
+    """What tasks spend by body and step, without waiting, in the order in which each first comes.
 
-    Of each piece: its phase (a position in `records.PHASES`), its body (a row of their table; -1:
-    none), its cycles, and how often it runs. The last step of a piece lasts until it ends. Columns
-    as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
+    Columns as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
     """
-    pieces_of = tuple(one.tobytes() for one in (phase, body, length, times))
-    entry, rows = report.file.keep(
-        ("spent by step", pieces_of), lambda: _spent_by_entry(report, phase, body, length, times)
-    )
-    about = _named(report, entry, named)
-    return {
-        "phase": rows["phase"],
-        "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
-        **about,
-        "times": rows["times"],
-        "cycles": rows["cycles"],
-    }
+
+    def made() -> dict[str, np.ndarray]:
+        body, length = busy_tasks(report, run, iteration)
+        return _spent_by_entry(report, body, length, np.zeros_like(body))
+
+    key = f"busy steps of run {run}, iteration {iteration}"
+    return _named(report, report.file.once(key, made), named)
+
+
+def busy_tasks(report: Report, run: int = 0, iteration: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Body (a row of their table) and length (cycles) of all tasks that are no waiting."""
+    tasks = report.trace.tasks(run, None, iteration)
+    waits = report.file.table(records.Body).equals("kind", "idle")[tasks.body]
+    return tasks.body[~waits], (tasks.end - tasks.start)[~waits]
 
 
 def _spent_by_entry(
-    report: Report, phase: np.ndarray, body: np.ndarray, length: np.ndarray, times: np.ndarray
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """`spent_by_step` by entries of `Bodies` (-1: of no body): ``phase``, ``times``, ``cycles``."""
+    report: Report, body: np.ndarray, length: np.ndarray, phase: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What tasks spend by ``entry`` of `Bodies` (-1: of no body): ``phase, times, cycles``.
+
+    Of each task: its body (a row of their table; -1: none), cycles and phase (a position in
+    `_PHASES`). The last step of a task lasts until it ends.
+    """
+    alike, which = first_ones(phase, body, length)  # tasks that are alike are worked out once
+    phase, body, length = phase[alike], body[alike], length[alike]
+    count_of = np.bincount(which, minlength=len(alike))
     own = report.file.once("distinct steps", lambda: _distinct(report.sequence.bodies_in_row))
     steps = len(own.entry) + 1  # the last: of no body
     count = np.append(own.count, 1)[body]
@@ -261,9 +254,10 @@ def _spent_by_entry(
     first[key[::-1]] = np.arange(len(key))[::-1]
     rows = np.sort(first[first >= 0])
     totals = np.zeros((2, size), dtype=np.int64)
-    np.add.at(totals[0], key, runs * times[piece])
-    np.add.at(totals[1], key, cycles * times[piece])
-    return np.append(own.entry, -1)[step[rows]], {
+    np.add.at(totals[0], key, runs * count_of[piece])
+    np.add.at(totals[1], key, cycles * count_of[piece])
+    return {
+        "entry": np.append(own.entry, -1)[step[rows]],
         "phase": np.array(_PHASES, dtype=object)[phase[piece[rows]]],
         "times": totals[0][key[rows]],
         "cycles": totals[1][key[rows]],
@@ -313,7 +307,21 @@ def _distinct(bodies: Bodies) -> _Distinct:
     )
 
 
-def _named(report: Report, entry: np.ndarray, named: bool) -> dict[str, np.ndarray]:
+def _named(
+    report: Report, spent: Mapping[str, np.ndarray], named: bool = True
+) -> dict[str, np.ndarray]:
+    """The columns of `critical_path` from what entries of `Bodies` spend."""
+    about = _body_steps(report, spent["entry"], named)
+    return {
+        "phase": spent["phase"],
+        "cause": _causes(about.pop("kind"), about.pop("purpose"), about["task"]),
+        **about,
+        "times": spent["times"],
+        "cycles": spent["cycles"],
+    }
+
+
+def _body_steps(report: Report, entry: np.ndarray, named: bool) -> dict[str, np.ndarray]:
     """Rows of `Report.sequence.body_steps` by numbers; -1 is waiting that no task accounts for."""
     real = entry >= 0
     columns, wanted = {}, _BY_STEP if named else _BY_STEP[:-1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ipuscope.profiler.analysis.critical_path import cause_of_kind, pieces, spent_by_step
+from ipuscope.profiler.analysis.critical_path import busy_by_step, busy_tasks, cause_of_kind
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
@@ -69,16 +69,9 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     (executions, of all replicas) and ``cycles`` (of all of them). Includes overlapped work on I/O
     tiles, but no waiting.
     """
-    steps = frame_of(spent_by_step(report, *pieces(*_busy(report, run, iteration))))
+    steps = frame_of(busy_by_step(report, run, iteration))
     keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
     return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
-
-
-def _busy(report: Report, run: int, iteration: int) -> tuple[np.ndarray, np.ndarray]:
-    """Body (a row of their table) and length (cycles) of all tasks that are no waiting."""
-    tasks = report.trace.tasks(run, None, iteration)
-    waits = report.file.table(records.Body).equals("kind", "idle")[tasks.body]
-    return tasks.body[~waits], (tasks.end - tasks.start)[~waits]
 
 
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
@@ -94,7 +87,7 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
 
 def _by_operator(report: Report) -> pd.DataFrame:
     """Cycles by operator, or by name and cause of steps without one, as `_leaves` takes them."""
-    steps = spent_by_step(report, *pieces(*_busy(report, 0, 0)))
+    steps = busy_by_step(report)
     has_op, cause = steps["op"] >= 0, steps["cause"]
     on_chip = has_op & np.isin(cause, _OF_OPERATORS)
     # an operator's steps differ in kind only: few rows before their names are read
@@ -417,7 +410,7 @@ def by_direction(report: Report) -> Look:
     """`first_look` by direction: at once, for it takes tasks instead of their steps."""
     import pandas as pd
 
-    ran, length = _busy(report, 0, 0)
+    ran, length = busy_tasks(report)
     bodies, which = np.unique(ran, return_inverse=True)
     cycles, body = summed(length, which, len(bodies)), report.file.table(records.Body)
     of = (body[name][bodies].tolist() for name in ("direction", "kind"))

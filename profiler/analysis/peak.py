@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler import units
-from ipuscope.profiler.analysis.critical_path import pieces, spent_by_step
+from ipuscope.profiler.analysis.critical_path import busy_by_step
 from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
@@ -199,12 +199,14 @@ def _steps(report: Report) -> dict[str, np.ndarray]:
 
 def _spent(report: Report) -> dict[str, np.ndarray]:
     tasks, body = report.trace.tasks(0, None, 0), report.file.table(records.Body)
-    own = tasks.ipu < report.target.ipus_per_replica
-    tasks = tasks.where(own & ~body.equals("kind", records.BESIDE)[tasks.body])
+    own = ~body.equals("kind", records.BESIDE) & (body["ipu"] < report.target.ipus_per_replica)
+    tasks = tasks.where(own[tasks.body])
     length, idle = tasks.end - tasks.start, body.equals("kind", "idle")[tasks.body]
     in_ramp = np.isin(report.trace.phases(0, tasks), [*map(records.PHASES.index, _RAMPS)])
     waited = {RAMPS: length[idle & in_ramp].sum(), WAITING: length[idle & ~in_ramp].sum()}
-    spent = spent_by_step(report, *pieces(tasks.body[~idle], length[~idle]), named=False)
+    spent = busy_by_step(report, named=False)
+    counts = own[report.file.rows_of(records.Body, spent["body"])]
+    spent = {name: values[counts] for name, values in spent.items()}
     again = np.isin(spent["cause"], _OF_OPERATORS)
     again &= spent["direction"] == Direction.RECOMPUTE
     computes = (spent["cause"] == "compute") & ~again

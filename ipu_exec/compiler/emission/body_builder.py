@@ -77,9 +77,16 @@ class BodyBuilder:
 
     def build(self) -> Body:
         """The finished body."""
-        where = self.name, self.ipu, self.stage, self.task
-        temporaries, loops = tuple(self.temporaries), tuple(self.loops)
-        return Body(*where, tuple(self.steps), temporaries, self.touched, loops)
+        return Body(
+            self.name,
+            self.ipu,
+            self.stage,
+            self.task,
+            tuple(self.steps),
+            tuple(self.temporaries),
+            self.touched,
+            tuple(self.loops),
+        )
 
 
 # -- The steps of operators in the bodies of a program, and the cycles that each operator takes ---
@@ -129,9 +136,18 @@ class OperatorSteps:
                 body.touch(self.mapping.storage(output), ends[-1], ends[-1])
         for temporary in once.temporaries:
             name = step_name(op.name, temporary.name)
-            span = ends[temporary.first], ends[temporary.last]
-            flags = temporary.interleaved, temporary.becomes_result
-            body.hold(Use(name, Role.TEMPORARY, temporary.bytes, *span, op.id, *flags))
+            body.hold(
+                Use(
+                    name,
+                    Role.TEMPORARY,
+                    temporary.bytes,
+                    ends[temporary.first],
+                    ends[temporary.last],
+                    op.id,
+                    temporary.interleaved,
+                    temporary.becomes_result,
+                )
+            )
 
     def _emission(self, plan: Plan) -> _Emission:
         if id(plan) not in self._emissions:

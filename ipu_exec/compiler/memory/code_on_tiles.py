@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,15 +93,14 @@ class Code:
 
 
 class Add(Protocol):
-    """Adds an always-live variable of an IPU; returns its id, or None if it is empty."""
+    """Adds an always-live variable of an IPU's program; returns its id, or None if it is empty."""
 
     def __call__(  # noqa: D102  (the class says it)
         self,
         name: str,
-        category: str,
-        role: str,
         tile_bytes: np.ndarray,
         *,
+        category: str,
         op: int = -1,
         stage: int = -1,
         step: int = -1,
@@ -224,10 +224,9 @@ class CodeOfIpu:
     def rest(self) -> None:
         """Add what all bodies share: vertex code, control code and stacks."""
         for name, mask in sorted(self.on_tile.items()):
-            self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
+            self.add(name, mask * np.int64(vertex_info(name)[0]), category="vertexCode")
         self._control()
-        stack = np.full(len(self.control), STACK_BYTES, np.int64)
-        self.add("stack", "stack", Role.PROGRAM, stack)
+        self.add("stack", np.full(len(self.control), STACK_BYTES, np.int64), category="stack")
 
     def _control(self) -> None:
         """Add the control code: one variable for all that the same Blocks run, one for the rest."""
@@ -238,10 +237,10 @@ class CodeOfIpu:
                 self.control += nbytes
             else:
                 of_blocks[users] = of_blocks.get(users, np.zeros_like(self.control)) + nbytes
-        self.add("control code", "controlCode", Role.PROGRAM, self.control + self.calls)
+        self.add("control code", self.control + self.calls, category="controlCode")
         for users, nbytes in sorted(of_blocks.items()):
             name = self.graph.blocks[users[0]].name if len(users) == 1 else f"{len(users)} Blocks"
-            number = self.add(f"control code of {name}", "controlCode", Role.PROGRAM, nbytes)
+            number = self.add(f"control code of {name}", nbytes, category="controlCode")
             if number is not None:
                 key = (_CONTROL, *users)
                 self.shared.blocks[key] = set(users)
@@ -277,7 +276,7 @@ class CodeOfIpu:
             return
         self.seen.add(key)
         name = f"{self.graph.ops[users[-1]].name}/worklists"
-        number = self.add(name, "constant", Role.PROGRAM, constants, op=users[-1], stage=stage)
+        number = self.add(name, constants, category="constant", op=users[-1], stage=stage)
         if number is not None:
             self.shared.variables.setdefault(key, []).append([number])
 
@@ -291,10 +290,11 @@ class CodeOfIpu:
 
     def _step_code(self, sizes: _Sizes, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
-        about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
-        added = []
-        for what, category, nbytes in sizes.rest:
-            added.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
+        add = partial(self.add, op=step.op, stage=body.stage, step=step_id)
+        added = [
+            add(f"{step.name}/{what}", nbytes, category=category)
+            for what, category, nbytes in sizes.rest
+        ]
         return [number for number in added if number is not None]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -130,11 +130,11 @@ class _Maker:
     def add(
         self,
         name: str,
-        category: str,
-        role: str,
         tile_bytes: np.ndarray,
         interval: tuple[int, int] | None = None,
         *,
+        role: str,
+        category: str = "variable",
         op: int = -1,
         stage: int = -1,
         interleaved: bool = False,
@@ -158,25 +158,25 @@ class _Maker:
             parameter, dtype = storage.parameter, storage.dtype
         self.variables.append(
             records.Variable(
-                len(self.variables),
-                name,
-                self.ipu,
-                category,
-                role,
-                op,
-                block,
-                stage,
-                dtype,
-                shape,
-                total,
-                tile_bytes,
-                int(interleaved),
-                int(interval is None),
-                start,
-                stop,
-                tensor,
-                parameter,
-                step,
+                id=len(self.variables),
+                name=name,
+                ipu=self.ipu,
+                category=category,
+                role=role,
+                op=op,
+                block=block,
+                stage=stage,
+                dtype=dtype,
+                shape=shape,
+                bytes=total,
+                tile_bytes=tile_bytes,
+                interleaved=int(interleaved),
+                always_live=int(interval is None),
+                start=start,
+                stop=stop,
+                tensor=tensor,
+                parameter=parameter,
+                step=step,
             )
         )
         return len(self.variables) - 1
@@ -238,25 +238,23 @@ class _Maker:
     def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
         storage, nbytes = self.graph.storages[storage_id], self.machine.whole(layout.bytes)
         maker = self.makers.get(storage_id, -1)
-        about: dict[str, Any] = {"op": maker, "stage": stage, "tensor": storage_id}
+        add = partial(self.add, stage=stage, tensor=storage_id)
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            own = {**about, "op": self._owner_op(storage_id)}
-            self.add(storage.name, "variable", storage.role, self.machine.whole(part.bytes), **own)
-            name = f"{storage.name}/gathered"
+            owner, own_bytes = self._owner_op(storage_id), self.machine.whole(part.bytes)
+            add(storage.name, own_bytes, role=storage.role, op=owner)
             for interval in self.lifetimes.of(storage_id, stage):
-                self.add(name, "variable", Role.TEMPORARY, nbytes, interval, **about)
+                add(f"{storage.name}/gathered", nbytes, interval, role=Role.TEMPORARY, op=maker)
             return
         stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
-            about["op"] = self._owner_op(storage_id)
-            self.add(storage.name, "variable", storage.role, nbytes, **about)
+            add(storage.name, nbytes, role=storage.role, op=self._owner_op(storage_id))
             return
         for interval in self.lifetimes.of(storage_id, stage):
-            self.add(storage.name, "variable", storage.role, nbytes, interval, **about)
+            add(storage.name, nbytes, interval, role=storage.role, op=maker)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = closed_forms.stash_depth(len(self.placement.stages), stage)
-            self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
+            add(f"{storage.name}/stash", nbytes * depth, role=Role.STASH, op=maker)
 
     def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
         """Whether another stage of the IPU always has the tensor, as a head's tied embedding."""
@@ -278,9 +276,15 @@ class _Maker:
         for body, at in self.bodies:
             for use in body.temporaries:
                 stage = self.placement.op_stage[use.op] if use.op >= 0 else body.stage
-                what, span = (use.name, "variable", Role.TEMPORARY), (at + use.first, at + use.last)
-                about: dict[str, Any] = {"stage": stage, "interleaved": use.interleaved}
-                self.add(*what, use.tile_bytes, span, op=use.op, **about)
+                self.add(
+                    use.name,
+                    use.tile_bytes,
+                    (at + use.first, at + use.last),
+                    role=use.role,
+                    op=use.op,
+                    stage=stage,
+                    interleaved=use.interleaved,
+                )
                 if use.becomes_result:
                     self._result_of(use, at + use.last)
 
@@ -300,11 +304,12 @@ class _Maker:
         for use in self.tree.buffers:
             stage = use.first
             if self.placement.ipus[stage] == self.ipu:
-                self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
+                self.add(use.name, use.tile_bytes, role=use.role, op=use.op, stage=stage)
 
     def program(self, shared: SharedCode) -> None:
         """Add code, vertex state and stacks."""
-        code = CodeOfIpu(shared, self.machine.target.tiles, self.add)
+        add = partial(self.add, role=Role.PROGRAM)
+        code = CodeOfIpu(shared, self.machine.target.tiles, add)
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             code.body(body, self.tree.step_ids[index].start)
         code.rest()

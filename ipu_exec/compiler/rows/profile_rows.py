@@ -34,10 +34,18 @@ def target_row(executable: Executable) -> records.Target:
     """The machine, with all replicas; of the IPUs that share a stage's tensors one."""
     device, replicas = executable.target, executable.options.replicas
     ipus = executable.attached_ipus // executable.options.shards
-    counts = ipus * replicas, replicas, ipus
-    tile = device.tiles, device.bytes_per_tile, device.region0_bytes
-    rest = device.clock_hz, device.workers
-    return records.Target(device.name, device.architecture, *counts, *tile, *rest)
+    return records.Target(
+        name=device.name,
+        architecture=device.architecture,
+        num_ipus=ipus * replicas,
+        num_replicas=replicas,
+        ipus_per_replica=ipus,
+        tiles_per_ipu=device.tiles,
+        bytes_per_tile=device.bytes_per_tile,
+        region0_bytes=device.region0_bytes,
+        clock_hz=device.clock_hz,
+        workers_per_tile=device.workers,
+    )
 
 
 def option_rows(executable: Executable) -> list[records.Option]:
@@ -64,12 +72,18 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
 
     def row(stage: int, ipu: int) -> records.Stage:
         again = tree.cycles(schedule_types.RECOMPUTE, stage)
-        forward = tree.cycles(schedule_types.FORWARD, stage)
-        backward = again + tree.cycles(schedule_types.BACKWARD, stage)
-        cycles = forward, backward, again, updates.get(stage, 0)
-        depth = closed_forms.stash_depth(stages, stage) if stashes else 0
-        nbytes = total[stage, Role.STASH], total[stage, Role.WEIGHT]
-        return records.Stage(stage, ipu, *cycles, depth, *nbytes, cuts[stage])
+        return records.Stage(
+            id=stage,
+            ipu=ipu,
+            forward_cycles=tree.cycles(schedule_types.FORWARD, stage),
+            backward_cycles=again + tree.cycles(schedule_types.BACKWARD, stage),
+            recompute_cycles=again,
+            update_cycles=updates.get(stage, 0),
+            stash_depth=closed_forms.stash_depth(stages, stage) if stashes else 0,
+            stash_bytes=total[stage, Role.STASH],
+            weight_bytes=total[stage, Role.WEIGHT],
+            copy_bytes=cuts[stage],
+        )
 
     return [row(stage, place.ipu) for stage, place in enumerate(placement.stages)]
 
@@ -185,9 +199,12 @@ class _Rows:
             self.positions[body.ipu] += 1
             storages = self.executable.graph.storages
             for move in step.moves:
-                of = move.storage, storages[move.storage].name
-                ends = move.source, move.target
-                self.steps.append(records.MovedTensor(step_id, *of, *ends, move.bytes))
+                name = storages[move.storage].name
+                self.steps.append(
+                    records.MovedTensor(
+                        step_id, move.storage, name, move.source, move.target, move.bytes
+                    )
+                )
 
     def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 if none; one for steps of the same ``code``."""

@@ -13,8 +13,6 @@ from ipu_exec.lowering.products.product import Product
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
-_END = 1 << 30
-
 
 def transposed(operand: Operand) -> Operand:
     """A view with the last two dimensions swapped."""
@@ -37,7 +35,7 @@ def _part(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Ope
     shape = (*left.shape[:-1], right.shape[-1])
     result = row_major(shape, left.dtype, done.outputs.layout(left.dtype))
     assert result.layout is not None
-    build.hold(name, result.layout.bytes, max(first, build.next - 1), _END)
+    build.hold(name, result.layout.bytes, max(first, build.next - 1))
     return result, done
 
 
@@ -107,14 +105,8 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
     if _dropout(spec) > 0:
         build.map("dropout", "dropout", spread.elements, scores.dtype)
     _, done = _part(build, "values", scores, value)
-    out = spec.outputs[0]
-    assert out is not None
-    layouts: list[Layout | None] = [done.outputs.layout(out.dtype)]
-    layouts += [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs[1:]
-    ]
-    return build.plan(tuple(layouts), constants=done.worklists, note=str(done.splits))
+    layout, others = done.outputs.layout(spec.output.dtype), build.linear_layouts(spec.outputs[1:])
+    return build.plan((layout, *others), constants=done.worklists, note=str(done.splits))
 
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
@@ -127,8 +119,7 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
     grad_scores, done = _part(build, "grad scores", grad, transposed(value))
     there = Spread(done.outputs.key, done.outputs.elements)
     if done.outputs.key != spread.key:
-        step = build.fetch("probabilities", probabilities, there.elements)
-        build.hold("probabilities", there.elements * probabilities.item_bytes, step, _END)
+        build.fetch_and_hold("probabilities", probabilities, there.elements)
     build.map("multiply", "mul", there.elements, grad.dtype)
     total = reduce_over(build, grad_scores, there, (len(grad_scores.shape) - 1,), "ADD", "sum")
     broadcast_back(build, total, "broadcast sum")
@@ -142,10 +133,7 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
         None if out is None else product.outputs.layout(out.dtype)
         for out, product in zip(spec.outputs, products, strict=False)
     ]
-    layouts += [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs[3:]
-    ]
+    layouts += build.linear_layouts(spec.outputs[3:])
     return build.plan(tuple(layouts), constants=done.worklists)
 
 

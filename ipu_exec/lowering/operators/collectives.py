@@ -48,8 +48,7 @@ def one_round(spec: OpSpec, machine: Machine) -> Plan:
 def _collective(spec: OpSpec, machine: Machine, rounds: int) -> Plan:
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     same = out.elements == operand.elements
     result = spread if same else build.linear(out.elements, out.dtype)
     shards, nbytes = machine.shards, max(operand.nbytes, out.nbytes)

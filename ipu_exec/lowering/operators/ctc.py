@@ -202,8 +202,7 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, log probabilities[T, N, C], targets, ..., loss, table) -> their gradient."""
     # tiles that share a step's labels have a gradient of all classes each, and these are added
     build = Builder(spec, machine)
-    out, table = spec.outputs[0], spec.operands[-1]
-    assert out is not None
+    out, table = spec.output, spec.operands[-1]
     part = _planned(spec, machine, table.shape)
     used = np.arange(build.tiles) < part.tiles
     brought = _bring(build, part, len(spec.operands) - 1)  # the table is where it was made

@@ -21,7 +21,6 @@ from ipu_exec.machine import Machine
 WORKERS = 6
 PER_VECTOR = 3
 PER_POWER = 50  # an element: costs.KINDS["pow"]
-_END = 1 << 30
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:
@@ -40,8 +39,7 @@ def _rows(operand: Operand, pairs: np.ndarray, other: int) -> np.ndarray:
 
 
 def _bring_rows(build: Builder, index: int, need: np.ndarray) -> None:
-    step = build.fetch(f"rows {index}", build.place(index), need, broadcast=True)
-    build.hold(f"rows {index}", need * build.spec.operands[index].item_bytes, step, _END)
+    build.fetch_and_hold(f"rows {index}", build.place(index), need, broadcast=True)
 
 
 def _finish(build: Builder, spread: Spread, power: float, dtype: str) -> None:
@@ -56,8 +54,7 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
     """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> N (N - 1) / 2 pairs."""
     # distances lie linearly, so a tile has a few rows of a and those of b beside them
     build = Builder(spec, machine)
-    out, first = spec.outputs[0], spec.operands[0]
-    assert out is not None
+    out, first = spec.output, spec.operands[0]
     power = next((float(a) for a in spec.args if isinstance(a, int | float)), 2.0)
     spread = build.linear(out.elements, out.dtype)
     last = spec.operands[-1]
@@ -66,8 +63,7 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
     if len(spec.operands) > 1:
         _bring_rows(build, 1, arriving)
     else:
-        step = build.fetch("other rows", build.place(0), arriving, broadcast=True)
-        build.hold("other rows", arriving * first.item_bytes, step, _END)
+        build.fetch_and_hold("other rows", build.place(0), arriving, broadcast=True)
     cycles = pair_cycles(spread.elements, first.shape[-1], first.item_bytes, power)
     kind = f"ipuscope::Distance<{poplar_type(first.dtype)}>"
     build.compute(base_name(spec), kind, cycles, 3 * out.elements * first.shape[-1])
@@ -80,8 +76,7 @@ def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, a[..., P, M], b[..., R, M], p, distances) -> a's gradient; for pdist without b."""
     # each row of the result looks once at all rows of b, and at its pairs' gradients and distances
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     power = next((float(a) for a in spec.args if isinstance(a, int | float)), 2.0)
     facing = (
         2 if "cdist" in spec.name else 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
 from ipu_exec.lowering.costs import transform_cycles
-from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
+from ipu_exec.lowering.layouts import Spread, is_dense, result_spread, spread_of, touched
 from ipu_exec.lowering.operator_info import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
@@ -245,13 +245,12 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
             turned = not spread.run and _innermost(source) != _innermost(lead)
             if turned and _regrouped(build, index, source, lead):
                 turned = False
-            step = build.fetch(f"operand {index}", source, spread.elements, scattered=turned)
-            build.hold(f"operand {index}", spread.elements * operand.item_bytes, step, _END)
+            build.fetch_and_hold(f"operand {index}", source, spread.elements, scattered=turned)
         return "same", int(spread.elements.max(initial=0))
     source, operand = folded(build.place(index)), folded(operand)
     need = broadcast_need(operand, lead, spread)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
-    build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
+    build.hold(f"operand {index}", need * operand.item_bytes, step)
     kind = (
         "scalar"
         if operand.elements == 1
@@ -269,7 +268,6 @@ def _planned_as(operand: Operand) -> str:
 
 
 _REGROUP_BYTES = 8  # popops' least group: 4 of float16, 2 of float32
-_END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it
 
 
 def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarray:
@@ -292,11 +290,11 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     if index < 0:  # every operand is broadcast: the result lies linearly, and they come to it
         spread = build.linear(output.elements, output.dtype)
         lead = placed(output, spread.layout(output.dtype))
-        key = spread.key
+        result = spread
     else:
         lead = build.place(index)
         spread = spread_of(lead, machine.tiles)
-        key = result_key(spread, lead, output)
+        result = result_spread(spread, lead, output)
     others = (other for other in range(len(spec.operands)) if other != index)
     forms = {bring(build, other, lead, spread)[0] for other in others}
     dtype = lead.dtype if output.dtype == "bool" else output.dtype
@@ -306,16 +304,9 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     # an optimiser's update is one fused expression [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in (Role.OPTIMISER_STATE, Role.WEIGHT)
     if len(kinds) > 1 and not fused:
-        build.hold(
-            "intermediate",
-            spread.elements * output.item_bytes,
-            max(0, build.next - len(kinds)),
-            _END,
-        )
-    layout = Spread(key, spread.elements)
-    return build.plan(
-        tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs)
-    )
+        first = max(0, build.next - len(kinds))
+        build.hold("intermediate", spread.elements * output.item_bytes, first)
+    return build.plan(result.layouts(spec.outputs))
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
@@ -384,7 +375,7 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
             like is not None and like.layout and like.shape == out.shape and not any(expanded(like))
         ):
             source = spread_of(like, machine.tiles)
-            spread = Spread(result_key(source, like, out), source.elements)
+            spread = result_spread(source, like, out)
         else:
             spread = build.linear(out.elements, out.dtype)
         if "empty" not in spec.name:
@@ -409,22 +400,20 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
         lead = build.place(0)
         spread = spread_of(lead, machine.tiles)
         bring(build, 1, lead, spread)
-        key = spread.key
+        result = spread
     elif any(expanded(source)):
         return elementwise(spec, machine, ("copy" if source.dtype == out.dtype else "cast",))
     else:
         lead = build.place(0)
         spread = spread_of(lead, machine.tiles)
-        key = result_key(spread, lead, out)
+        result = result_spread(spread, lead, out)
     if source.dtype != out.dtype:
         build.map("cast", "cast", spread.elements, out.dtype, flops=0)
     elif source.strides != out.strides and source_index == 0 and is_dense(source):
         build.map("rearrange", "rearrange", spread.elements, out.dtype, flops=0)
     else:
         build.map("copy", "copy", spread.elements, out.dtype, flops=0)
-    return build.plan(
-        (Spread(key, spread.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
-    )
+    return build.plan((result.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
 
 
 # PopART has a variant that writes over the operand (willow/include/popart/op/*.hpp).

@@ -17,7 +17,7 @@ from ipu_exec.lowering.layouts import (
     Spread,
     apportion,
     ceil_div,
-    result_key,
+    result_spread,
     split_evenly,
     spread_of,
 )
@@ -31,7 +31,6 @@ from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 
 WORKERS = 6
 PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
-_END = 1 << 30
 # cycles of an element that is read or written where an index says (docs/cycles.md#copies, measured)
 _INDEXED = 10
 
@@ -77,8 +76,7 @@ def _send_indices(build: Builder, indices: list[int], part: np.ndarray, copies: 
     for index in indices:
         source = build.place(index)
         need = np.where(part > 0, ceil_div(distinct(source), copies), 0)
-        step = build.fetch("indices", source, need, broadcast=True)
-        build.hold("indices", need * source.item_bytes, step, _END)
+        build.fetch_and_hold("indices", source, need, broadcast=True)
 
 
 def _copies(
@@ -123,8 +121,7 @@ def look_up(
     # a table on a few tiles is copied to more tiles, which share the lookups, if that is faster
     build = Builder(spec, machine)
     source, lying = build.lead(table)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
 
     def sliced(elements: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
         """(elements read, cycles) of each tile."""
@@ -143,8 +140,7 @@ def look_up(
     elements = _copied(lying.elements, copies)
     if copies > 1:
         need = np.maximum(elements - lying.elements, 0)
-        step = build.fetch("copies of the table", source, need, broadcast=True)
-        build.hold("copies of the table", need * source.item_bytes, step, _END)
+        build.fetch_and_hold("copies of the table", source, need, broadcast=True)
     _send_indices(build, indices, elements, copies)
     read, cycles = sliced(elements, copies)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
@@ -154,10 +150,7 @@ def look_up(
     build.exchange(
         f"{base_name(spec)}/collect", spread.elements * source.item_bytes, read * source.item_bytes
     )
-    layouts: list[Layout | None] = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs
-    ]
+    layouts: list[Layout | None] = build.linear_layouts(spec.outputs)
     return build.plan(tuple(layouts), note=f"{copies} copies" if copies > 1 else "")
 
 
@@ -220,8 +213,7 @@ def update(
     ``rows``: that arrive, if not one a row of values (a bag's gradient goes to all indices).
     """
     build = Builder(spec, machine)
-    out, name = spec.outputs[0], base_name(spec)
-    assert out is not None
+    out, name = spec.output, base_name(spec)
     spread = _initial_result(build, base, out)
     moved = (lookups if rows is None else rows) * row
     if values is not None and rows is None:
@@ -235,12 +227,11 @@ def update(
     elements = _copied(spread.elements, copies)
     if copies > 1:
         step = build.map(f"{name}/zero copies", "fill", elements, out.dtype, flops=0)
-        build.hold("copies of the result", elements * out.item_bytes, step, _END)
+        build.hold("copies of the result", elements * out.item_bytes, step)
     _send_indices(build, indices, elements, copies)
     if values is not None:
         source, arriving = build.place(values), updates.arriving(elements)
-        step = build.fetch("values", source, arriving, broadcast=rows is not None)
-        build.hold("values", arriving * source.item_bytes, step, _END)
+        build.fetch_and_hold("values", source, arriving, broadcast=rows is not None)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
     build.compute(f"{name}/update", kind, updates.cycles(elements, copies), moved)
     if copies > 1:
@@ -300,8 +291,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     # Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
     # weights of samples (an operand after the offsets) multiply, before the sum.
     build = Builder(spec, machine)
-    table, indices, out = build.place(0), spec.operands[1], spec.outputs[0]
-    assert out is not None
+    table, indices, out = build.place(0), spec.operands[1], spec.output
     row = table.shape[-1]
     elements = spread_of(table, machine.tiles).elements
     _send_indices(build, [1], elements)
@@ -315,7 +305,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     spread = build.linear(out.elements, out.dtype)
     arriving = apportion(indices.elements * row, spread.elements)
     step = build.exchange("collect", arriving * table.item_bytes, updates * table.item_bytes)
-    build.hold("rows of bags", arriving * table.item_bytes, step, _END)
+    build.hold("rows of bags", arriving * table.item_bytes, step)
     mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
     if len(spec.operands) > 3:
         build.map("weigh", "mul", arriving, out.dtype)
@@ -329,11 +319,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     )
     if mode == 1:
         build.map("mean", "mul_vector", spread.elements, out.dtype)
-    rest = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs[1:]
-    ]
-    return build.plan((spread.layout(out.dtype), *rest))
+    return build.plan((spread.layout(out.dtype), *build.linear_layouts(spec.outputs[1:])))
 
 
 @lowering("aten._embedding_bag_dense_backward")
@@ -350,8 +336,7 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, table, indices, offsets, bags, ...): dot products of bags' gradients and rows."""
     build = Builder(spec, machine)
     gradient, table = build.place(0), build.place(1)
-    indices, out = spec.operands[2], spec.outputs[0]
-    assert out is not None
+    indices, out = spec.operands[2], spec.output
     row, elements = table.shape[-1], spread_of(table, machine.tiles).elements
     _send_indices(build, [2], elements)
     spread = build.linear(out.elements, out.dtype)
@@ -369,7 +354,7 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
         ("gradients", gradient, spread_of(gradient, machine.tiles).elements),
     ):
         step = build.exchange(name, need * source.item_bytes, sent * source.item_bytes)
-        build.hold(name, need * source.item_bytes, step, _END)
+        build.hold(name, need * source.item_bytes, step)
     build.map("multiply", "mul", need, out.dtype)
     kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
     build.compute(
@@ -400,8 +385,7 @@ def select_rows(spec: OpSpec, machine: Machine) -> Plan:
 def index(spec: OpSpec, machine: Machine) -> Plan:
     """Advanced indexing: the elements of a row are those that no index addresses."""
     picks = list(range(1, len(spec.operands)))
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     lookups = max((spec.operands[i].elements for i in picks), default=1)
     return look_up(spec, machine, 0, picks, max(1, out.elements // max(lookups, 1)), lookups)
 
@@ -475,18 +459,16 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     # log2(edges) generic steps an element; a row's edges go to every tile that has values of it
     build = Builder(spec, machine)
     data, bins = (1, 0) if base_name(spec) == "searchsorted" else (0, 1)
-    values, out = (spec.operands[data] if data < len(spec.operands) else None), spec.outputs[0]
-    assert out is not None
+    values, out = (spec.operands[data] if data < len(spec.operands) else None), spec.output
     edges = build.place(bins)
     if values is not None and values.elements == out.elements:
         source, lead = build.lead(data)
-        spread = Spread(result_key(lead, source, out), lead.elements)
+        spread = result_spread(lead, source, out)
     else:
         spread = build.linear(out.elements, out.dtype)
     row = edges.shape[-1] if edges.shape else 1
     need = np.where(spread.elements > 0, np.minimum(edges.elements, row), 0)
-    step = build.fetch("edges", edges, need, broadcast=True)
-    build.hold("edges", need * edges.item_bytes, step, _END)
+    build.fetch_and_hold("edges", edges, need, broadcast=True)
     for turn in range(max(1, int(np.ceil(np.log2(row + 1))))):
         build.map(f"halve {turn}", "generic", spread.elements, edges.dtype)
     return build.plan((spread.layout(out.dtype),))
@@ -498,8 +480,7 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     # popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
     # gradient, which adds to what is there, half as much again (an estimate).
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     backward = len(spec.operands) > 2
     spread = build.linear(out.elements, out.dtype)
     rows = ceil_div(spread.elements, out.shape[-1])
@@ -509,8 +490,7 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     ):
         source = build.place(position)
         need = np.minimum(rows * source.shape[-1], source.elements)
-        step = build.fetch(name, source, need, broadcast=int(need.sum()) > source.elements)
-        build.hold(name, need * source.item_bytes, step, _END)
+        build.fetch_and_hold(name, source, need, broadcast=int(need.sum()) > source.elements)
     if backward:
         build.map("zero", "fill", spread.elements, out.dtype, flops=0)
     picked = ceil_div(rows * index.shape[-1], WORKERS)
@@ -520,11 +500,7 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     build.compute(
         "gather gradient" if backward else "gather", kind, cycles, index.elements if backward else 0
     )
-    rest = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs[1:]
-    ]
-    return build.plan((spread.layout(out.dtype), *rest))
+    return build.plan((spread.layout(out.dtype), *build.linear_layouts(spec.outputs[1:])))
 
 
 describe(

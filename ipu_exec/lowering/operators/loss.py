@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import Spread, digest, is_contiguous, result_key, split_evenly
+from ipu_exec.lowering.layouts import Spread, digest, is_contiguous, result_spread, split_evenly
 from ipu_exec.lowering.operator_info import aten, describe
 from ipu_exec.lowering.operators.elementwise import base_name, bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import reduce_over
 from ipu_exec.lowering.operators.reduce_vertices import VECTOR_BYTES
-from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-_END = 1 << 30
 ENCODED = 100  # worker cycles of a target that is encoded
 LEAST_VECTORS = 4  # of classes on a tile
 NONE, MEAN = 0, 1  # torch's numbers of reductions
@@ -64,7 +63,7 @@ def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -
     nbytes = spread.elements * scores.item_bytes
     moved = build.exchange("one-hot", nbytes, elements * scores.item_bytes)
     build.hold("encoded", elements * scores.item_bytes, step + 1, moved)
-    build.hold("one-hot", nbytes, moved, _END)
+    build.hold("one-hot", nbytes, moved)
 
 
 def _mask(build: Builder, rows: np.ndarray, name: str) -> None:
@@ -93,14 +92,12 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     # willow/src/popx/op/nllx.cpp], NllOpx::grow).
     build = Builder(spec, machine)
     scores, scores_spread = build.lead(0)
-    target, out = build.place(1), spec.outputs[0]
-    assert out is not None
+    target, out = build.place(1), spec.output
     _one_hot(build, target, scores, scores_spread)
     for index in range(2, len(spec.operands)):
         weight = build.place(index)
         need = np.minimum(scores_spread.elements, weight.elements)
-        step = build.fetch("class weights", weight, need, broadcast=True)
-        build.hold("class weights", need * weight.item_bytes, step, _END)
+        build.fetch_and_hold("class weights", weight, need, broadcast=True)
     build.map("select", "mul_", scores_spread.elements, scores.dtype)
     axis = (1,) if len(scores.shape) > 1 else (0,)
     reduced = reduce_over(build, scores, scores_spread, axis, "ADD", "rows")
@@ -115,12 +112,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
         _scaled_by_count(build, target, rows, "float32")
         flat = Operand((int(rows.sum()),), "float32", (1,))
         spread = reduce_over(build, flat, reduced.spread, (0,), "ADD", "sum").spread
-    layouts: list[Layout | None] = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
-        for o in spec.outputs
-    ]
-    layouts[0] = spread.layout(out.dtype)
-    return build.plan(tuple(layouts))
+    return build.plan((spread.layout(out.dtype), *build.linear_layouts(spec.outputs[1:])))
 
 
 @lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
@@ -129,8 +121,7 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     # [POPART, willow/src/popx/op/nllx.cpp], NllGradOpx::grow
     build = Builder(spec, machine)
     scores, spread = build.lead(1)
-    out, target = spec.outputs[0], build.place(2)
-    assert out is not None
+    out, target = spec.output, build.place(2)
     _one_hot(build, target, scores, spread)
     rows = _rows(target, scores, spread)
     # the last operand is torch's total weight, in place of which PopART counts targets again
@@ -142,8 +133,7 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
             if source.elements > 1
             else (spread.elements > 0).astype(np.int64)
         )
-        step = build.fetch(name, source, need, broadcast=True)
-        build.hold(name, need * source.item_bytes, step, _END)
+        build.fetch_and_hold(name, source, need, broadcast=True)
     build.map("negate", "negate", spread.elements, out.dtype)
     labels = build.linear(target.elements, "float32").elements
     for kind in ("compare", "cast"):
@@ -151,12 +141,12 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     build.exchange("mask", rows * out.item_bytes, labels * out.item_bytes)
     build.map("mask/mul_", "mul_vector", spread.elements, out.dtype)
     _scaled_by_count(build, target, spread.elements, out.dtype)
-    key = (
-        result_key(spread, scores, out)
+    result = (
+        result_spread(spread, scores, out)
         if is_contiguous(scores)
-        else ("nll", spread.run, digest(spread.key))
+        else Spread(("nll", spread.run, digest(spread.key)), spread.elements)
     )
-    return build.plan((Spread(key, spread.elements).layout(out.dtype),))
+    return build.plan((result.layout(out.dtype),))
 
 
 _FORWARD: dict[str, tuple[str, ...]] = {
@@ -199,20 +189,16 @@ def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
     """A few maps on the prediction's tiles, then a sum over everything, and the mean's division."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     for index in range(1, len(spec.operands)):
         bring(build, index, operand, spread)
     kinds = _FORWARD[base_name(spec)]
     for kind in kinds:
         build.map(f"{base_name(spec)}/{kind}", kind, spread.elements, operand.dtype)
-    build.hold(
-        "loss terms", spread.elements * operand.item_bytes, max(0, build.next - len(kinds)), _END
-    )
+    first = max(0, build.next - len(kinds))
+    build.hold("loss terms", spread.elements * operand.item_bytes, first)
     if _reduction(spec) == NONE and out.shape == operand.shape:
-        return build.plan(
-            (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
-        )
+        return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
     total = reduce_over(build, operand, spread, tuple(range(len(operand.shape))), "ADD", "sum")
     build.map("divide", "mul_scalar", total.spread.elements, out.dtype)
     return build.plan((total.spread.layout(out.dtype),))
@@ -223,16 +209,13 @@ def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """The incoming gradient is broadcast to the prediction's tiles, followed by a few maps."""
     build = Builder(spec, machine)
     operand, spread = build.lead(1)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     for index in range(len(spec.operands)):
         if index != 1:
             bring(build, index, operand, spread)
     for kind in _BACKWARD[base_name(spec)]:
         build.map(f"{base_name(spec)}/{kind}", kind, spread.elements, out.dtype)
-    return build.plan(
-        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
-    )
+    return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
 
 
 describe(*aten("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d"), popart_name="Nll")

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.layouts import Spread, result_spread
 from ipu_exec.lowering.operator_info import Promotion, aten, describe
 from ipu_exec.lowering.operators.elementwise import bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import Reduced, broadcast_back, reduce_over
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
-
-_END = 1 << 30
 
 
 def _affine(
@@ -30,8 +28,7 @@ def _affine(
         broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, spread),
         source.elements,
     )
-    step = build.fetch(f"operand {index}", source, need, broadcast=True)
-    build.hold(f"operand {index}", need * source.item_bytes, step, _END)
+    build.fetch_and_hold(f"operand {index}", source, need, broadcast=True)
 
 
 def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
@@ -76,7 +73,7 @@ def _whiten(
 ) -> None:
     """Append (x - mean) / deviation, then scale and shift."""
     step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
-    build.hold("whitened", spread.elements * lead.item_bytes, step, _END)
+    build.hold("whitened", spread.elements * lead.item_bytes, step)
     build.map("whiten/scale", "mul_vector", spread.elements, dtype)
     for index, kind in zip(affine, ("mul_vector", "add_vector"), strict=False):
         _affine(build, index, lead, spread, axes)
@@ -95,17 +92,14 @@ def _forward(
     """A norm over ``dims``, scale and shift along ``axes``; ``lead``: the input, if regrouped."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     statistics = build.linear(
         prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32"
     )
     if training:
         statistics = _statistics(build, lead or operand, spread, dims).spread
     _whiten(build, operand, spread, affine, axes, out.dtype)
-    layouts: list[Layout | None] = [
-        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
-    ]
+    layouts: list[Layout | None] = [result_spread(spread, operand, out).layout(out.dtype)]
     for statistic in spec.outputs[1:]:
         if statistic is None or statistic.elements == 0:
             layouts.append(
@@ -156,8 +150,7 @@ def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     """One reduction (sum of squares), inverse root, scale."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     count = len(spec.args[1]) if isinstance(spec.args[1], tuple) else 1
     dims = tuple(range(len(operand.shape) - count, len(operand.shape)))
     square = reduce_over(build, operand, spread, dims, "SQUARE_ADD", "mean of squares")
@@ -167,11 +160,8 @@ def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     for index in range(1, len(spec.operands)):
         _affine(build, index, operand, spread, dims)
         build.map("affine/mul", "mul_vector", spread.elements, out.dtype)
-    layouts: list[Layout | None] = [
-        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
-    ]
-    layouts += [None if o is None else square.spread.layout(o.dtype) for o in spec.outputs[1:]]
-    return build.plan(tuple(layouts))
+    layout = result_spread(spread, operand, out).layout(out.dtype)
+    return build.plan((layout, *square.spread.layouts(spec.outputs[1:])))
 
 
 @lowering("aten.native_group_norm", "aten.group_norm", norm=True)
@@ -231,14 +221,13 @@ def _backward(
         if index not in (0, data, weight) and spec.operands[index].elements == statistics:
             need = _statistics_need(seen, spread, dims)
             source = build.place(index)
-            step = build.fetch(f"statistics {index}", source, need, broadcast=True)
-            build.hold(f"statistics {index}", need * source.item_bytes, step, _END)
+            build.fetch_and_hold(f"statistics {index}", source, need, broadcast=True)
     step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
-    build.hold("whitened", spread.elements * operand.item_bytes, step, _END)
+    build.hold("whitened", spread.elements * operand.item_bytes, step)
     build.map("whiten/scale", "mul_vector", spread.elements, dtype)
     layouts: list[Layout | None] = [None] * len(spec.outputs)
     product_step = build.map("gradient times whitened", "mul", spread.elements, dtype)
-    build.hold("products", spread.elements * operand.item_bytes, product_step, _END)
+    build.hold("products", spread.elements * operand.item_bytes, product_step)
     for position, name in ((1, "scale"), (2, "shift")):
         out = spec.outputs[position] if len(spec.outputs) > position else None
         if out is not None:
@@ -264,7 +253,7 @@ def _backward(
         build.map("subtract products", "sub_", spread.elements, dtype)
         build.map("subtract mean", "add_vector", spread.elements, dtype)
         build.map("times inverse deviation", "mul_vector", spread.elements, dtype)
-        layouts[0] = Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
+        layouts[0] = result_spread(spread, operand, out).layout(out.dtype)
     return build.plan(tuple(layouts))
 
 

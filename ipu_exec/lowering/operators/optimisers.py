@@ -68,7 +68,7 @@ def _run(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
             arrived += spread_of(lead, machine.tiles).elements * operand.item_bytes
             sent += spread_of(operand, machine.tiles).elements * operand.item_bytes
     step = build.exchange(f"{base_name(spec)}/operands", arrived, sent)
-    build.hold("operands", arrived, step, 1 << 30)
+    build.hold("operands", arrived, step)
     for kind in kinds:
         _map_all(build, f"{base_name(spec)}/{kind}", kind, tensors)
     layouts: list[Layout | None] = []

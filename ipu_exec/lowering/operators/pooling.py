@@ -28,7 +28,6 @@ from ipu_exec.machine import Machine
 WORKERS = 6
 _GRAINS = 8  # vectors of a group of channels at most
 _TRIED = 16  # splits of a dimension: those that make different parts, thinned out to so many
-_END = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -277,8 +276,7 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Windows are sent to the planned tiles of their outputs."""
     # the indices of a maximum are not computed: its gradient compares (popnn::MaxPoolingGrad)
     build = Builder(spec, machine)
-    data, out = build.place(0), spec.outputs[0]
-    assert out is not None
+    data, out = build.place(0), spec.output
     pooling = _pooling(spec, 1, data, out, False)
     split = plan_pooling(pooling, data.item_bytes, machine.tiles)
     parts = tile_parts(pooling, split, machine.tiles)
@@ -287,7 +285,7 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
     spread = _spread_of_result(pooling, split, parts, out)
-    return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
+    return build.plan(spread.layouts(spec.outputs))
 
 
 def _bring(
@@ -298,11 +296,10 @@ def _bring(
     if item_bytes is not None and item_bytes != source.item_bytes:
         sent = spread_of(source, build.tiles).elements
         step = build.exchange(name, need * item_bytes, sent * item_bytes)
-        build.hold(name, need * item_bytes, step, _END)
+        build.hold(name, need * item_bytes, step)
         return
     overlap = int(need.sum()) > source.elements and not any(expanded(source))
-    step = build.fetch(name, source, need, broadcast=overlap)
-    build.hold(name, need * source.item_bytes, step, _END)
+    build.fetch_and_hold(name, source, need, broadcast=overlap)
 
 
 def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
@@ -330,8 +327,7 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     # the gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
     # which stands where torch has its indices (`ipu_exec.capture.rewrites.pooled_maximum`)
     build = Builder(spec, machine)
-    grad, data, out = build.place(0), build.place(1), spec.outputs[0]
-    assert out is not None
+    grad, data, out = build.place(0), build.place(1), spec.output
     pooling = _pooling(spec, 2, data, grad, True)
     split = plan_pooling(pooling, data.item_bytes, machine.tiles)
     parts = tile_parts(pooling, split, machine.tiles)

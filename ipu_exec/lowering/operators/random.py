@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import Spread, result_key, spread_of
+from ipu_exec.lowering.layouts import result_spread, spread_of
 from ipu_exec.lowering.operator_info import aten, describe, words
 from ipu_exec.lowering.operators.elementwise import base_name, bring
-from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
@@ -17,11 +17,12 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     build.map("dropout", "dropout", spread.elements, operand.dtype)
-    layouts: list[Layout | None] = []
-    for out in spec.outputs:
-        key = None if out is None else result_key(spread, operand, out)
-        layouts.append(None if out is None else Spread(key, spread.elements).layout(out.dtype))
-    return build.plan(tuple(layouts))
+    return build.plan(
+        tuple(
+            None if out is None else result_spread(spread, operand, out).layout(out.dtype)
+            for out in spec.outputs
+        )
+    )
 
 
 @lowering("aten.native_dropout_backward", unread=(1,))
@@ -30,11 +31,10 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     # only the same tiles draw the same (poprand's reference tensor): the gradient comes to them
     build = Builder(spec, machine)
     mask, spread = build.lead(1)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     bring(build, 0, mask, spread)
     build.map("dropout", "dropout", spread.elements, out.dtype)
-    return build.plan((Spread(result_key(spread, mask, out), spread.elements).layout(out.dtype),))
+    return build.plan((result_spread(spread, mask, out).layout(out.dtype),))
 
 
 _RANDOM = words(
@@ -50,8 +50,7 @@ _RANDOM = words(
 def random(spec: OpSpec, machine: Machine) -> Plan:
     """Random numbers, made where the result lies: like an operand of its shape, else linearly."""
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     like = next(
         (i for i, o in enumerate(spec.operands) if o.shape == out.shape and o.layout is not None),
         None,
@@ -60,7 +59,7 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
         spread = spread_of(out, machine.tiles)
     elif like is not None:
         source = build.spread(like)
-        spread = Spread(result_key(source, spec.operands[like], out), source.elements)
+        spread = result_spread(source, spec.operands[like], out)
     else:
         spread = build.linear(out.elements, out.dtype)
     build.map(base_name(spec), "random", spread.elements, out.dtype)

@@ -29,7 +29,7 @@ from ipu_exec.lowering.operators.reduce_vertices import (
     side_by_side,
     single,
 )
-from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import ITEM_BYTES, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine
 
@@ -367,10 +367,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt"}.get(name)
     if after:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
-    layouts: list[Layout | None] = [
-        None if o is None else reduced.spread.layout(o.dtype) for o in spec.outputs
-    ]
-    return build.plan(tuple(layouts))
+    return build.plan(reduced.spread.layouts(spec.outputs))
 
 
 @lowering("aten.var_mean", "aten.var", "aten.std", "aten.std_mean")

@@ -12,11 +12,10 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, folded, messages
 from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
 from ipu_exec.lowering.operators.elementwise import base_name
+from ipu_exec.lowering.operators.gather import slice_cycles, update_cycles
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
-
-_END = 1 << 30
 
 # name -> (resized dimensions, taps a dimension)
 MODES = {
@@ -49,7 +48,7 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
     nbytes = arriving * source.item_bytes
     sent = spread_of(folded(source), build.tiles).elements * source.item_bytes
     step = build.exchange(name, nbytes, sent, messages(nbytes, sent, 2))
-    build.hold(name, nbytes, step, _END)
+    build.hold(name, nbytes, step)
 
 
 def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
@@ -63,14 +62,13 @@ def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.
 def resample(spec: OpSpec, machine: Machine) -> Plan:
     """(input, output size, ...): a linear result, whose tiles are sent the input that they read."""
     build, name = Builder(spec, machine), base_name(spec)
-    source, out = build.place(0), spec.outputs[0]
-    assert out is not None
+    source, out = build.place(0), spec.output
     spread = build.linear(out.elements, out.dtype)
     taps = taps_of(name, source.shape, out.shape)
     _collect(build, 0, _covering(source, spread.elements, out.elements, max(taps, default=1)))
     build.map("pick neighbours", "rearrange", spread.elements, out.dtype, flops=0)
     if sum(taps) > len(taps):
-        build.hold("sums", spread.elements * out.item_bytes, build.next - 1, _END)
+        build.hold("sums", spread.elements * out.item_bytes, build.next - 1)
         for dim, count in enumerate(taps):
             build.map(f"dimension {dim}/weigh", "scaled_add", spread.elements * count, out.dtype)
     return build.plan((spread.layout(out.dtype),))
@@ -81,8 +79,7 @@ def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, output size, input size, ...): a weighted sum into the neighbours it came from."""
     # the result is linear; the gradients that contribute to a tile's share are sent to it
     build, name = Builder(spec, machine), base_name(spec).removesuffix("_backward")
-    grad, out = build.place(0), spec.outputs[0]
-    assert out is not None
+    grad, out = build.place(0), spec.output
     spread = build.linear(out.elements, out.dtype)
     taps = taps_of(name, out.shape, grad.shape)
     arriving = _covering(grad, spread.elements, out.elements, max(taps, default=1))
@@ -103,16 +100,26 @@ def _corners(spec: OpSpec, grid: Operand) -> int:
     return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
 
 
+def _pick(build: Builder, gathered: np.ndarray, lookups: np.ndarray) -> None:
+    """Append the look-up of corners, one element a row."""
+    cycles = slice_cycles(gathered, np.maximum(lookups, gathered), np.full_like(gathered, 4))
+    build.compute("pick", "popops::MultiSlice<float>", cycles)
+
+
+def _send(build: Builder, source: Operand, gathered: np.ndarray, wanted: np.ndarray) -> None:
+    """Send corners to where they are ``wanted`` (elements)."""
+    arriving = wanted * source.item_bytes
+    step = build.exchange("corners", arriving, gathered * source.item_bytes)
+    build.hold("arrived corners", arriving, step)
+
+
 @lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
 def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     """(input[N, C, ...], grid[N, ..., d]): corners and weights, a gather of them, their sum."""
     # The selection depends on data: the coordinates go to the tiles that hold the input, which send
     # every corner of every point in all channels (docs/cycles.md#gather, one element a row).
-    from ipu_exec.lowering.operators.gather import slice_cycles
-
     build = Builder(spec, machine)
-    source, grid, out = build.place(0), build.place(1), spec.outputs[0]
-    assert out is not None
+    source, grid, out = build.place(0), build.place(1), spec.output
     corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
     where = build.spread(1)
     for kind in ("mul_scalar", "add_scalar", "round", "sub_"):
@@ -126,15 +133,9 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("coordinates", lookups * 4, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
     gathered = apportion(out.elements * corners, elements)
-    build.compute(
-        "pick",
-        "popops::MultiSlice<float>",
-        slice_cycles(gathered, np.maximum(lookups, gathered), elements * 0 + 4),
-    )
+    _pick(build, gathered, lookups)
     build.hold("corners", gathered * source.item_bytes, build.next - 1, build.next)
-    arriving = spread.elements * corners * source.item_bytes
-    step = build.exchange("corners", arriving, gathered * source.item_bytes)
-    build.hold("arrived corners", arriving, step, _END)
+    _send(build, source, gathered, spread.elements * corners)
     build.map("weigh", "scaled_add", spread.elements * corners, out.dtype)
     return build.plan((spread.layout(out.dtype),))
 
@@ -143,8 +144,6 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, grid, ...): weighted gradients are added on the corners' tiles."""
     # for the grid, the corners' differences times the gradients are summed over the channels
-    from ipu_exec.lowering.operators.gather import slice_cycles, update_cycles
-
     build = Builder(spec, machine)
     source, grid = build.place(1), build.place(2)
     corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
@@ -152,7 +151,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     elements = spread_of(source, machine.tiles).elements
     lookups = np.where(elements > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
     step = build.exchange("coordinates", lookups * 4, spread_of(grid, machine.tiles).elements * 4)
-    build.hold("coordinates", lookups * 4, step, _END)
+    build.hold("coordinates", lookups * 4, step)
     layouts: list[Layout | None] = [None, None]
     moved = apportion(grad.elements * corners, elements)
     into, over = spec.outputs
@@ -167,19 +166,13 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.compute("add", "popops::MultiUpdateAdd<float,int>", cycles, grad.elements * corners)
         layouts[0] = spread_of(source, machine.tiles).layout(into.dtype)
     if over is not None:
-        build.compute(
-            "pick",
-            "popops::MultiSlice<float>",
-            slice_cycles(moved, np.maximum(lookups, moved), elements * 0 + 4),
-        )
-        arriving = spread.elements * corners * source.item_bytes
-        step = build.exchange("corners", arriving, moved * source.item_bytes)
-        build.hold("arrived corners", arriving, step, _END)
+        _pick(build, moved, lookups)
+        _send(build, source, moved, spread.elements * corners)
         build.map("differences", "mul", spread.elements * corners, grad.dtype)
         to = build.linear(over.elements, over.dtype)
         partial = apportion(grad.elements * grid.shape[-1], to.elements) * 4
         step = build.exchange("sums", partial, spread.elements * grid.shape[-1] * 4)
-        build.hold("sums", partial, step, _END)
+        build.hold("sums", partial, step)
         build.map("add up", "add_", partial // 4, "float32")
         layouts[1] = to.layout(over.dtype)
     return build.plan(tuple(layouts))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, placed, row_major
+from ipu_exec.lowering.build import END, Builder, placed, row_major
 from ipu_exec.lowering.costs import rearrange_cycles, slice_cycles
-from ipu_exec.lowering.layouts import Spread, apportion, digest
+from ipu_exec.lowering.layouts import Spread, apportion, digest, in_proportion
 from ipu_exec.lowering.operator_info import describe
 from ipu_exec.lowering.operators.attention import transposed
 from ipu_exec.lowering.operators.elementwise import base_name
@@ -25,7 +25,6 @@ from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 from ipuscope.profiler.enums import Role
 
-_END = 1 << 30
 LSTM, GRU = 4, 3  # gates of a cell
 # states that the forward keeps of a step, by gates ([PL, lib/popnn/Lstm.cpp], [PL,
 # lib/popnn/Gru.cpp]: LSTM_FWD_INTERMEDIATE_*, GRU_FWD_INTERMEDIATE_*)
@@ -39,7 +38,7 @@ def repeat(build: Builder, first: int, times: int) -> None:
         shift = turn * len(body)
         build.steps += body
         build.temporaries += [
-            replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in temporaries
+            replace(t, first=t.first + shift, last=min(t.last + shift, END)) for t in temporaries
         ]
 
 
@@ -59,7 +58,7 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
         return start if index == product else index + 1 if start <= index < product else index
 
     build.temporaries[:] = [
-        replace(t, first=place(t.first), last=_END if t.first == product else place(t.last))
+        replace(t, first=place(t.first), last=END if t.first == product else place(t.last))
         for t in build.temporaries
     ]
     return start + 1
@@ -121,7 +120,7 @@ def _kernel(
                 f"popops::Transpose2D<{'half' if source.item_bytes == 2 else 'float'}>",
                 rearrange_cycles(share),
             )
-            build.hold(f"{name}/weights {position}", wish.bytes, step, _END)
+            build.hold(f"{name}/weights {position}", wish.bytes, step)
     return placed(fused, layout)
 
 
@@ -191,14 +190,13 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     share = build.linear(batch * inputs, dtype).elements * data.item_bytes
     kind = "half" if data.item_bytes == 2 else "float"
     build.compute("slice inputs", f"popops::DynamicSlice1d<{kind}>", slice_cycles(share))
-    build.hold("step's inputs", share, build.next - 1, _END)
+    build.hold("step's inputs", share, build.next - 1)
     worklists = np.zeros(build.tiles, np.int64)
     for name, left, right in products:
         result, again = _product(build, name, left, right)
         worklists = worklists + again.worklists
         begin = build.next
-        step = build.fetch(f"{name}/gates", result, states.elements * gates)
-        build.hold(f"{name}/gates", states.elements * gates * data.item_bytes, step, _END)
+        step = build.fetch_and_hold(f"{name}/gates", result, states.elements * gates)
         assert result.layout is not None
         build.hold(f"{name}/units", result.layout.bytes, begin - 1, step)
         build.map(f"{name}/add", "add_", states.elements * gates, dtype)
@@ -214,15 +212,8 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
         slice_cycles(state_elements * data.item_bytes),
     )
     repeat(build, first, steps)
-    layouts: list[Layout | None] = []
-    for out in spec.outputs:
-        spread = (
-            None
-            if out is None
-            else Spread(("states", 0, digest(states.key)), apportion(out.elements, state_elements))
-        )
-        layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
-    return build.plan(tuple(layouts), constants=worklists, note=f"{steps} steps; {again.splits}")
+    layouts = in_proportion(("states", 0, digest(states.key)), state_elements, spec.outputs)
+    return build.plan(layouts, constants=worklists, note=f"{steps} steps; {again.splits}")
 
 
 @dataclass(frozen=True)
@@ -275,7 +266,7 @@ def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) ->
     if sizes.gates > 1:
         saved = states * KEPT[sizes.gates] * sizes.item_bytes
         step = build.compute("slice what the forward kept", sizes.slice, slice_cycles(saved))
-        build.hold("what the forward kept", saved, step, _END)
+        build.hold("what the forward kept", saved, step)
     _cell_gradient(build, states, sizes.gates, sizes.dtype)
     product = build.next
     _, done = _product(build, "grad recurrent", grad, weights)
@@ -309,7 +300,7 @@ def _weights_step_by_step(build: Builder, sizes: _Sizes) -> tuple[Spread, Spread
     for name, columns in sides.items():
         share = build.linear(sizes.batch * columns, sizes.dtype).elements * sizes.item_bytes
         step = build.compute(f"slice {name}", sizes.slice, slice_cycles(share))
-        build.hold(f"step's {name}", share, step, _END)
+        build.hold(f"step's {name}", share, step)
         acts = _matrix_of(build, sizes.batch, columns, sizes)
         _, done = _product(build, f"grad {name} weights", transposed(acts), grad)
         elements = done.outputs.elements
@@ -352,7 +343,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     worklists = _steps_back(build, sizes, w_in, w_rec)
     every = build.linear(steps * batch * sizes.units, data.dtype)
     grads = row_major((steps * batch, sizes.units), data.dtype, every.layout(data.dtype))
-    build.hold("gradients of gates", every.layout(data.dtype).bytes, first, _END)
+    build.hold("gradients of gates", every.layout(data.dtype).bytes, first)
     if gates == 1:
         of_inputs = _product(build, "grad input", grads, w_in)[1].outputs
     else:
@@ -380,31 +371,20 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
 def cell(spec: OpSpec, machine: Machine) -> Plan:
     """(input gates, hidden gates, state, biases): a cell's maps, whose products came before."""
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     state, state_spread = build.lead(2)
     for index in (0, 1):
         source = build.place(index)
         need = apportion(source.elements, state_spread.elements)
-        step = build.fetch(f"gates {index}", source, need)
-        build.hold(f"gates {index}", need * source.item_bytes, step, _END)
+        build.fetch_and_hold(f"gates {index}", source, need)
     gates = spec.operands[0].elements // state.elements
     for index in range(3, len(spec.operands)):
         build.place(index)
         build.map("add bias", "add_vector", state_spread.elements * gates, out.dtype)
     build.map("add gates", "add_", state_spread.elements * gates, out.dtype)
     _cell(build, state_spread.elements, gates, out.dtype)
-    layouts: list[Layout | None] = []
-    for o in spec.outputs:
-        spread = (
-            None
-            if o is None
-            else Spread(
-                ("cell", 0, digest(state_spread.key)), apportion(o.elements, state_spread.elements)
-            )
-        )
-        layouts.append(None if o is None or spread is None else spread.layout(o.dtype))
-    return build.plan(tuple(layouts))
+    key = ("cell", 0, digest(state_spread.key))
+    return build.plan(in_proportion(key, state_spread.elements, spec.outputs))
 
 
 describe("aten.mkldnn_rnn_layer", uses_memory_proportion=True)

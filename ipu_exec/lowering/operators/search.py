@@ -16,8 +16,6 @@ from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
-_END = 1 << 30
-
 
 def _distance_cycles(pairs: np.ndarray, features: int, dtype: str) -> np.ndarray:
     """Squared distances of ``pairs`` per tile: subtract, square and add each feature."""
@@ -32,11 +30,9 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
     x, y = build.place(0), build.place(1)
     features = x.shape[1] if len(x.shape) > 1 else 1
     rows = split_evenly(x.shape[0], machine.tiles)
-    step = build.fetch("queries", x, rows * features)
-    build.hold("queries", rows * features * x.item_bytes, step, _END)
+    build.fetch_and_hold("queries", x, rows * features)
     points = np.where(rows > 0, y.elements, 0)
-    step = build.fetch("points", y, points, broadcast=True)
-    build.hold("points", points * y.item_bytes, step, _END)
+    build.fetch_and_hold("points", y, points, broadcast=True)
     pairs = rows * y.shape[0]
     build.compute(
         "distances",
@@ -44,10 +40,9 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
         _distance_cycles(pairs, features, x.dtype),
         3 * int(pairs.sum()) * features,
     )
-    build.hold("distances", pairs * 4, build.next - 1, _END)
+    build.hold("distances", pairs * 4, build.next - 1)
     build.map("least", "min", pairs, x.dtype)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     return build.plan((build.linear(out.elements, out.dtype).layout(out.dtype),))
 
 
@@ -59,12 +54,11 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     source = build.place(0)
     features = source.shape[1] if len(source.shape) > 1 else 1
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     samples = out.elements
     rows = split_evenly(source.shape[0], machine.tiles)
     step = build.fetch("points", source, rows * features)
-    build.hold("points", rows * (features * source.item_bytes + 4), step, _END)
+    build.hold("points", rows * (features * source.item_bytes + 4), step)
     once = _distance_cycles(rows, features, source.dtype) + costs.KINDS["max"].cycles(
         rows, "float32"
     )
@@ -92,9 +86,8 @@ def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
     used = min(machine.tiles, batch * min(group, classes))
     scores[:used] = width * share * ceil_div(batch, max(1, used // min(group, classes)))
     fetched = np.where(scores > 0, ceil_div(probs.elements, used), 0)
-    step = build.fetch("probabilities", probs, fetched)
-    build.hold("probabilities", fetched * probs.item_bytes, step, _END)
-    build.hold("beams", np.where(scores > 0, width * (steps + 3) * 4, 0), step, _END)
+    step = build.fetch_and_hold("probabilities", probs, fetched)
+    build.hold("beams", np.where(scores > 0, width * (steps + 3) * 4, 0), step)
     once = sum(costs.KINDS[kind].cycles(scores, "float32") for kind in ("add", "exp", "log"))
     pick = costs.KINDS["compare"].cycles(scores * max(1, int(np.log2(max(2, width)))), "float32")
     apart = 2 * (SYNC_CYCLES + exchange_latency(machine.target))

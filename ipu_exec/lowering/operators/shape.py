@@ -9,11 +9,19 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, folded, messages, row_major
 from ipu_exec.lowering.costs import copy_cycles
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
+from ipu_exec.lowering.layouts import (
+    Spread,
+    apportion,
+    ceil_div,
+    digest,
+    in_proportion,
+    is_contiguous,
+    spread_of,
+)
 from ipu_exec.lowering.operator_info import aten, describe
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.operators.reduce_vertices import FLOAT_BYTES
-from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.products.matmul import Sides, multiply
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -46,8 +54,7 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
     """Concatenation moves nothing: each part stays on its tiles, which the result shares."""
     # in the vendor's graph it is a view of variables; here a new storage, with an on-tile copy
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     elements = np.zeros(machine.tiles, np.int64)
     keys = []
     for index, operand in enumerate(spec.operands):
@@ -71,8 +78,7 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
 def pad(spec: OpSpec, machine: Machine) -> Plan:
     """The result is linear; the input is sent to it and the border is filled."""
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     spread = _gather_linear(build, out, [0])
     if "constant" in spec.name and out.elements > spec.operands[0].elements:
         border = apportion(out.elements - spec.operands[0].elements, spread.elements)
@@ -86,8 +92,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, padding): the inner part goes to a linear result, the border is added."""
     # each tile is sent the border elements that its share mirrors, in proportion to that share
     build = Builder(spec, machine)
-    out, grad = spec.outputs[0], build.place(0)
-    assert out is not None
+    out, grad = spec.output, build.place(0)
     spread = build.linear(out.elements, out.dtype)
     border = apportion(max(0, grad.elements - out.elements), spread.elements)
     inner = apportion(
@@ -114,8 +119,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
     """Elements go to a linear result and are rearranged on the tile; those not written are zero."""
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     if base_name(spec).endswith("_backward") and out.elements > spec.operands[0].elements:
         build.map(
             "zero", "fill", build.linear(out.elements, out.dtype).elements, out.dtype, flops=0
@@ -130,8 +134,7 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
     """A select against a constant mask, on the input's tiles."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     build.map(base_name(spec), "select", spread.elements, out.dtype)
     key = (
         spread.key
@@ -146,8 +149,7 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
     """The product with a constant triangle of ones [POPART, willow/src/popx/op/cumsumx.cpp]."""
     # If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
     # multiplies, a scan is used.
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     rank = len(out.shape)
     dim = int(spec.args[1]) % max(rank, 1)
     extent = out.shape[dim] if rank else 1
@@ -172,8 +174,7 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
 def scan(spec: OpSpec, machine: Machine) -> Plan:
     """Scan each tile's share, exchange and scan the last values, and add them."""
     build = Builder(spec, machine)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     spread = _gather_linear(build, out, [0])
     build.map("scan on tile", "generic", spread.elements, out.dtype)
     tiles = (spread.elements > 0).astype(np.int64)
@@ -181,10 +182,7 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     build.exchange("carry", last * 4, tiles * 4)
     build.map("scan carries", "generic", last, out.dtype)
     build.map("add carry", "add_scalar", spread.elements, out.dtype)
-    layouts: list[Layout | None] = [
-        None if o is None else spread.layout(o.dtype) for o in spec.outputs
-    ]
-    return build.plan(tuple(layouts))
+    return build.plan(spread.layouts(spec.outputs))
 
 
 # Worker cycles of a pair of keys and values (estimate: generic C++, docs/cycles.md#elementwise).
@@ -252,11 +250,8 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         build.map("copy", "copy", spread.elements, operand.dtype, flops=0)
     received = pairs if pairs.any() else spread.elements
     key = ("sorted", 0, digest(spread.key, operand.shape, extent, most))
-    layouts = (
-        None if o is None else Spread(key, apportion(o.elements, received)).layout(o.dtype)
-        for o in spec.outputs
-    )
-    return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")
+    layouts = in_proportion(key, received, spec.outputs)
+    return build.plan(layouts, note=f"{len(bitonic_steps(extent, most))} steps")
 
 
 describe(*aten("cat stack slice_backward select_backward"), moves=True)

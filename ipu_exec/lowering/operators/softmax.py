@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.layouts import result_spread
 from ipu_exec.lowering.operator_info import aten, describe
 from ipu_exec.lowering.operators.elementwise import bring
 from ipu_exec.lowering.operators.reduce import broadcast_back, dims_of, reduce_over
@@ -33,8 +33,7 @@ def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
 def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     dims = _dim(spec.args[1], len(operand.shape))
     most = reduce_over(build, operand, spread, dims, "MAX", "max")
     broadcast_back(build, most, "broadcast max", operand.item_bytes)
@@ -52,9 +51,7 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
         spread.elements,
         out.dtype,
     )
-    return build.plan(
-        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
-    )
+    return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
 
 
 @lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
@@ -62,27 +59,24 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Softmax: multiply, reduce, subtract, multiply; its log: reduce, exp, multiply, subtract."""
     build = Builder(spec, machine)
     operand, spread = build.lead(1)
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     bring(build, 0, operand, spread)
     dims = _dim(spec.args[2], len(operand.shape))
     log = "log_softmax" in spec.name
     if not log:
         step = build.map("multiply", "mul", spread.elements, out.dtype)
-        build.hold("product", spread.elements * out.item_bytes, step, 1 << 30)
+        build.hold("product", spread.elements * out.item_bytes, step)
     total = reduce_over(build, operand, spread, dims, "ADD", "sum")
     broadcast_back(build, total, "broadcast sum")
     if log:
         step = build.map("exp", "exp", spread.elements, out.dtype)
-        build.hold("probabilities", spread.elements * out.item_bytes, step, 1 << 30)
+        build.hold("probabilities", spread.elements * out.item_bytes, step)
         build.map("scale", "mul_vector", spread.elements, out.dtype)
         build.map("subtract", "sub_", spread.elements, out.dtype)
     else:
         build.map("subtract", "sub_vector", spread.elements, out.dtype)
         build.map("multiply by output", "mul_", spread.elements, out.dtype)
-    return build.plan(
-        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
-    )
+    return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
 
 
 # PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).

@@ -386,8 +386,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of rank one to three with bias: strided, dilated, grouped or transposed."""
     build = Builder(spec, machine.loading("convolution"))
     data, weight = spec.operands[0], spec.operands[1]
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     arguments = dict(zip(("bias", "stride", "padding", "dilation"), spec.args[2:6], strict=False))
     if "conv" in spec.name and "convolution" in spec.name:
         transposed, groups = bool(spec.args[6]), int(spec.args[8])
@@ -403,12 +402,9 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
             geometry(data.shape, weight.shape, out.shape, stride, dilation, groups)
         )
     done = convolve(build, "conv", problem, 0, 1, (False, True))
-    done.end_reads(build)
     if len(spec.operands) > 2:
         add_bias(build, "conv", done, 2, out.dtype)
-    return build.plan(
-        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
-    )
+    return done.plan(build)
 
 
 def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:

@@ -165,9 +165,7 @@ def _on_grid(
     layer, machine = layer_of(shape, purpose), build.machine
     if purpose is Pass.UPDATE:
         (problem, splits), what = grid.update, "output"
-        out = build.spec.outputs[0]
-        assert out is not None
-        strides = joint_plan.view_strides(out, transposed=not sides.by_rows)
+        strides = joint_plan.view_strides(build.spec.output, transposed=not sides.by_rows)
     else:
         problem, splits = grid.backward if purpose is Pass.BACKWARD else grid.forward
         what = "input"
@@ -192,7 +190,7 @@ def turn_on_grid(
         vertex = f"popops::Transpose2D<{poplar_type(weights.dtype)}>"
         cycles = blocks.cycles(weights.item_bytes)
     step = build.compute(f"{name}/transpose weights", vertex, cycles)
-    build.hold(f"{name}/transposed weights", nbytes, step, 1 << 30)
+    build.hold(f"{name}/transposed weights", nbytes, step)
 
 
 def _with_turned_weights(
@@ -360,30 +358,22 @@ def purpose_of(spec: OpSpec, sides: Sides, machine: Machine) -> Pass:
 def product(spec: OpSpec, machine: Machine) -> Plan:
     """A product of two tensors."""
     build = Builder(spec, machine.loading("matmul"))
-    out = spec.outputs[0]
-    assert out is not None
     sides = as_weight_gradient(spec, sides_of(spec, 0, 1))
     purpose = purpose_of(spec, sides, build.machine)
-    done = multiply(build, base_name(spec), sides, spec.operands[0].dtype, purpose)
-    done.end_reads(build)
-    return build.plan(
-        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
-    )
+    return multiply(build, base_name(spec), sides, spec.operands[0].dtype, purpose).plan(build)
 
 
 @lowering(*aten("addmm baddbmm addmv addbmm _addmm_activation addmm_ baddbmm_"))
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
     build = Builder(spec, machine.loading("matmul"))
-    out = spec.outputs[0]
-    assert out is not None
+    out = spec.output
     name = base_name(spec)
     sides = sides_of(spec, 1, 2)
     # the sum over the batch is one product of all its columns with all its rows
     if name == "addbmm":
         sides = replace(sides, groups=1, k=sides.groups * sides.k)
     done = multiply(build, name, sides, spec.operands[1].dtype)
-    done.end_reads(build)
     addend = spec.operands[0]
     if addend.elements < out.elements:
         add_bias(build, name, done, 0, out.dtype)
@@ -395,27 +385,20 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
                 f"{name}/addend", done.outputs.elements * source.item_bytes, step, build.next
             )
         build.map(f"{name}/add", "scaled_add", done.outputs.elements, out.dtype)
-    return build.plan(
-        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
-    )
+    return done.plan(build)
 
 
 @lowering("aten.linear")
 def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     """X W^T + b with any number of leading dimensions of x."""
     build = Builder(spec, machine.loading("matmul"))
-    out = spec.outputs[0]
-    assert out is not None
     x, weight = spec.operands[0], spec.operands[1]
     rows = x.elements // max(x.shape[-1], 1)
     sides = Sides(0, 1, 1, rows, x.shape[-1], weight.shape[0], x.strides[-1], weight.strides[-1])
     done = multiply(build, "linear", sides, x.dtype)
-    done.end_reads(build)
     if len(spec.operands) > 2:
-        add_bias(build, "linear", done, 2, out.dtype)
-    return build.plan(
-        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
-    )
+        add_bias(build, "linear", done, 2, spec.output.dtype)
+    return done.plan(build)
 
 
 describe(*aten("mm addmm bmm baddbmm mv addmv dot linear matmul"), uses_memory_proportion=True)

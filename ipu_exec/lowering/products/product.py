@@ -29,7 +29,7 @@ from ipu_exec.lowering.layouts import (
     split_evenly,
     spread_of,
 )
-from ipu_exec.lowering.plan import Operand
+from ipu_exec.lowering.plan import Operand, Plan
 from ipu_exec.lowering.products import amp
 from ipu_exec.lowering.products.partials import Array, Wanted, operand, reduce_partials, repeats
 from ipu_exec.lowering.products.product_costs import vertex_cycles
@@ -92,6 +92,12 @@ class Product:
         """Say until when operands live that only products read."""
         for index, step in self.last_reads:
             build.read_until(index, step)
+
+    def plan(self, build: Builder) -> Plan:
+        """The finished plan of an operator that is this product."""
+        self.end_reads(build)
+        layout = self.outputs.layout(build.spec.output.dtype)
+        return build.plan((layout,), constants=self.worklists, note=str(self.splits))
 
 
 def add_product(
