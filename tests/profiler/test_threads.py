@@ -52,7 +52,7 @@ def test_threads_do_not_wait_for_each_other(tmp_path, monkeypatch, where, what):
     for thread in threads:
         thread.join(timeout=20)
     assert not any(thread.is_alive() for thread in threads)
-    assert answers == [2, [2, 2]]
+    assert sorted(answers, key=str) == [2, [2, 2]]  # whoever ends first
 
 
 def test_a_property_is_computed_once_for_all_threads(tmp_path, monkeypatch):
