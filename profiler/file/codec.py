@@ -48,19 +48,23 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 def encode(values: np.ndarray) -> Coded:
     """Encode a one-dimensional array of at most MAX_LENGTH integers; ValueError for any other."""
-    return encode_narrow(narrow(values))
+    return encode_narrow(narrow(values), compressor())
 
 
-def encode_narrow(array: np.ndarray) -> Coded:
-    """`encode` for an array from `narrow`."""
+def compressor() -> zstandard.ZstdCompressor:
+    """What packs arrays, of one thread at a time: to make it takes longer than to pack one."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
+
+
+def encode_narrow(array: np.ndarray, packs: zstandard.ZstdCompressor) -> Coded:
+    """`encode` for an array from `narrow`, by a `compressor`."""
     size = array.dtype.itemsize
     # Unsigned arithmetic wraps, so that differences need no wider type and always sum back.
     unsigned = array.view(f"<u{size}")
     differences = unsigned.copy()
     differences[1:] -= unsigned[:-1]
     shuffled = differences.view(np.uint8).reshape(-1, size).T.tobytes()
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
-    return Coded(f"<i{size}", len(array), compressor.compress(shuffled))
+    return Coded(f"<i{size}", len(array), packs.compress(shuffled))
 
 
 def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -> np.ndarray:
