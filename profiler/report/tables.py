@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ipuscope.profiler.file import from_json, integrity, records, seal
-from ipuscope.profiler.file.bounds import Context
+from ipuscope.profiler.file.bounds import Context, rows_of
 from ipuscope.profiler.file.columns import Check, Columns
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.profiler.file.reader import Reader
@@ -141,8 +141,7 @@ class ProfileFile:
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         """Rows of a table by their ids, -1 if it has none: int64."""
-        own = self.table(record)["id"]
-        return looked_up(np.asarray(ids), own, np.arange(len(own)), -1)
+        return rows_of(np.asarray(ids), self.table(record)["id"])
 
     def op_names(self, ids: np.ndarray) -> np.ndarray:
         """Names of operators by their ids, "" for others; of few, only these are read."""
