@@ -157,12 +157,12 @@ def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> 
     size = np.ones(len(ids), dtype=np.int64)
     for level in reversed(levels[1:]):
         np.add.at(size, above[level], size[level])
-    place = np.zeros(len(ids), dtype=np.int64)
-    for level in levels:
-        before = np.cumsum(size[level]) - size[level]
-        _, first, which = np.unique(above[level], return_index=True, return_inverse=True)
-        within = before - before[first][which]
-        place[level] = within + np.where(above[level] < 0, 0, place[above[level]] + 1)
+    before = np.cumsum(size[siblings]) - size[siblings]
+    first_born = np.searchsorted(sorted_above, sorted_above)
+    place = np.empty_like(size)  # behind the parent, then in all
+    place[siblings] = before - before[first_born]
+    for level in levels[1:]:
+        place[level] += place[above[level]] + 1
     order = np.empty_like(place)
     order[place] = np.arange(len(ids))
     return order

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,9 +215,8 @@ class ProfileFile:
             return self._columns[record]
 
     def check(self, record: type[Any]) -> None:
-        """Read all of a table, with its checks, once, and keep nothing of it."""
-        columns = partial(Columns, self.reader, record, self._check(record), self._lock)
-        self.keep(("checked", record), lambda: columns().read_coded())
+        """Read all of a table, with its checks; texts that it has once only as those."""
+        self.table(record).read_coded()
 
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""
