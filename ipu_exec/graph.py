@@ -6,6 +6,7 @@ storages are memory: a view or an in-place result is a new value on an old stora
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,11 @@ class Storage:
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
     # the weight's storage, for gradients, accumulators and optimiser state
     parameter: int = -1
+
+    @property
+    def owner(self) -> int:
+        """The storage of the weight that it belongs to, or itself."""
+        return self.parameter if self.parameter >= 0 else self.id
 
 
 @dataclass(slots=True)
@@ -141,14 +147,24 @@ class Graph:
     names_ipu: bool = False  # its forward says device="ipu" (`ipu_exec.capture.recording.devices`)
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
+    def storage_of(self, value: int) -> Storage:
+        """The storage that a value is a view of."""
+        return self.storages[self.values[value].storage]
+
+    def results(self, op: OpNode) -> list[int]:
+        """The storages of an operator's outputs, without what it only writes to."""
+        return [self.values[value].storage for value in op.outputs if value is not None]
+
     def only_aliases(self, op: OpNode) -> bool:
         """Whether a call is free: every output is in an input's storage and nothing is written.
 
         That is a view (`ipu_exec.lowering.is_view`), or an operator that returned its argument.
         """
         read = {self.values[v].storage for v in op.inputs}
-        return (
-            not op.writes
-            and bool(read)
-            and all(v is None or self.values[v].storage in read for v in op.outputs)
-        )
+        return not op.writes and bool(read) and read.issuperset(self.results(op))
+
+
+def weight_of(storage: Storage, of_others: Mapping[int, int]) -> int:
+    """The weight of what an update reads; ``of_others``: of what the update made before."""
+    own = storage.owner if storage.role == Role.WEIGHT else storage.parameter
+    return own if own >= 0 else of_others.get(storage.id, -1)

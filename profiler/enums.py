@@ -23,6 +23,10 @@ class Role(StrEnum):
     PROGRAM = "program"
 
 
+# Weights and what belongs to them: they stay from one update to the next.
+OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+
+
 class Direction(StrEnum):
     """The part of a training step of a piece of the program; "" for copies, syncs and waits."""
 

@@ -27,9 +27,7 @@ from ipu_exec.graph import Graph, OpNode, ValueRef
 from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
 from ipu_exec.machine import Machine
-from ipuscope.profiler.enums import Direction, Role
-
-_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Role
 
 
 def lower_graph(
@@ -129,8 +127,7 @@ class _Layouts:
         for output, planned in zip(op.outputs, plan.output_layouts, strict=False):
             if output is not None and planned is not None:
                 self.of.setdefault((self.graph.values[output].storage, stage), planned)
-        results = [self.graph.values[v].storage for v in op.outputs if v is not None]
-        self._settle_linear(results, stage)
+        self._settle_linear(self.graph.results(op), stage)
 
     def _settle_linear(self, storages: Iterable[int], stage: int) -> None:
         for storage in storages:
@@ -316,7 +313,7 @@ class _Lowering:
         storage = self.graph.storages[value.storage]
         # a plan asks only if something stays: a layer that the backward runs again is the same
         # operators
-        role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
+        role = storage.role if storage.role in OF_WEIGHTS else Role.ACTIVATION
         if shard is not None and prod(value.shape) == shard.of_elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)

@@ -431,9 +431,8 @@ def _made(graph: Graph) -> dict[int, tuple[int, int]]:
         if op.direction == Direction.UPDATE or op.block < 0 or graph.only_aliases(op):
             continue
         direction = FORWARD if op.direction == Direction.FORWARD else BACKWARD
-        for value in op.outputs:
-            if value is not None:
-                made.setdefault(graph.values[value].storage, (direction, op.block))
+        for storage in graph.results(op):
+            made.setdefault(storage, (direction, op.block))
     for op in graph.ops:
         for value in op.inputs if op.block >= 0 else ():
             made.setdefault(graph.values[value].storage, (FORWARD, op.block))

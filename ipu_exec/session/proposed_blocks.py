@@ -194,9 +194,8 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
             continue
         for value in op.inputs:
             until[graph.values[value].storage] = op.id
-        for output in op.outputs:
-            if output is not None:
-                makers.setdefault(graph.values[output].storage, op.id)
+        for storage in graph.results(op):
+            makers.setdefault(storage, op.id)
     change = np.zeros(len(graph.ops) + 2, dtype=np.int64)
     for storage, maker in makers.items():
         if storage in until and graph.storages[storage].role not in _GIVEN:

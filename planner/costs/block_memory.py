@@ -15,10 +15,11 @@ from ipuscope.planner.costs.carried_tensors import Carried
 from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.pass_memory import PassMemory, Touched, memory_of_passes
 from ipuscope.planner.costs.passes import Pass, Passes, touches
-from ipuscope.planner.costs.profile_columns import Steps, Variables, rows_of
+from ipuscope.planner.costs.profile_columns import Steps, Variables
 from ipuscope.planner.costs.tied_weights import SharedWeight, TiedGradients, copies_of_ties
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import liveness
@@ -207,7 +208,7 @@ def _carried(
 ) -> Carried:
     """The tensors that Blocks pass on, among the variables that come and go."""
     table = report.file.table(records.Op)
-    row, op = variables.rows_of(uses[1]), rows_of(table["id"], uses[0])
+    row, op = variables.rows_of(uses[1]), rows_of(uses[0], table["id"])
     is_listed = (row >= 0) & (op >= 0)
     row, op = row[is_listed], op[is_listed]
     living = ~variables.always[row]
@@ -259,7 +260,7 @@ def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.nda
     )
     weight_keys, wanted = keys[: len(weights)][::-1], keys[len(weights) :]
     unique, last = np.unique(weight_keys, return_index=True)  # of several the last one counts
-    row = rows_of(unique, wanted)
+    row = rows_of(wanted, unique)
     latest = len(weights) - 1 - last[row] if len(unique) else row
     block, op = (
         np.where(row >= 0, theirs[latest], own) if len(weights) else own
@@ -317,7 +318,7 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
         id_lists = [one[named] for one in pieces]
         every = np.array([id for some in id_lists for id in some], dtype=np.int64)
         piece = np.repeat(np.arange(len(pieces)), [len(some) for some in id_lists])
-        row = rows_of(ids, every)
+        row = rows_of(every, ids)
         number[row[row >= 0]] = piece[row >= 0] if chosen else _COUNTED
     return number
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipuscope.planner.costs.cuts import Shared, Ties
-from ipuscope.planner.costs.profile_columns import Variables, rows_of
+from ipuscope.planner.costs.profile_columns import Variables
 from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 
 _ROLES = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT)
@@ -71,7 +72,7 @@ class Carried:
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]
         first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
-        at = largest[rows_of(variables.tensor[largest], tensors[handed_on])]
+        at = largest[rows_of(tensors[handed_on], variables.tensor[largest])]
         nbytes = variables.vectors[variables.vector[at]]
         is_tied = np.isin(tensors[handed_on], tied.tensor if tied is not None else ())
         return cls(np.where(back, last, first), back, touched, nbytes, is_tied)

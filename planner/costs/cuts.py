@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipuscope.planner.costs.profile_columns import rows_of
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 
@@ -53,7 +53,7 @@ class Ties:
         variables.read("id", "tensor", "bytes")
         is_weight = variables.equals("role", Role.WEIGHT)
         reads = ops.equals("direction", Direction.FORWARD) & (ops["block"] >= 0)
-        rows, by = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
+        rows, by = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ops["id"])
         selected = (rows >= 0) & (by >= 0)
         rows, by = rows[selected], by[selected]
         selected = is_weight[rows] & reads[by]

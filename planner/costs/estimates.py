@@ -29,7 +29,7 @@ from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.vertex_costs import StepVertices, step_vertices
-from ipuscope.profiler.enums import Direction, Purpose, Role
+from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
@@ -43,7 +43,6 @@ _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru"
 _MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro-batch
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
-_WEIGHTS = (Role.WEIGHT, Role.ACCUMULATOR, Role.OPTIMISER_STATE, Role.BUFFER)
 _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
 
 
@@ -101,7 +100,7 @@ def variables_alike(report: Report) -> pd.DataFrame:
     variables = report.usage.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
     shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
-    by_role = variables["role"].isin(_WEIGHTS).to_numpy()
+    by_role = variables["role"].isin(OF_WEIGHTS).to_numpy()
     of_gradient = (variables["role"] == Role.GRADIENT) & (variables["parameter"] >= 0)
     by_shape = variables["shape"].isin(shapes).to_numpy()
     return variables.assign(like_weight=by_role | of_gradient.to_numpy() | by_shape)

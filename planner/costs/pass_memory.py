@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipuscope.planner.costs.passes import Pass, Passes
-from ipuscope.planner.costs.profile_columns import Steps, Variables, rows_of
+from ipuscope.planner.costs.profile_columns import Steps, Variables
 from ipuscope.planner.costs.tied_weights import SharedWeight, TiedGradients
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.timeline import liveness
 
 _Peak = tuple[np.ndarray, np.ndarray]  # all that is live, and region 1 alone: int64[tile]
@@ -160,7 +161,7 @@ def _gradients_that_travel(touched: Touched, block: int, spots: np.ndarray) -> l
     begin = int(touched.steps.begin[touched.steps.ipu[spots[0]]] - spots[0])
     travelling = []
     rows = np.flatnonzero(np.isin(variables.tensor, tied.tensor))
-    part = rows_of(tied.tensor, variables.tensor[rows])
+    part = rows_of(variables.tensor[rows], tied.tensor)
     for row, home, reader in zip(rows, tied.home[part], tied.reader[part], strict=True):
         nbytes = variables.vectors[variables.vector[row]]
         if reader == block:

@@ -8,7 +8,9 @@ import numpy as np
 
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.report.frames import summed
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import CODE
 
@@ -72,7 +74,7 @@ class Variables:
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Row of each id, -1 where it is none of these."""
-        return rows_of(self.id, ids)
+        return rows_of(ids, self.id)
 
     def bytes_by(self, group: np.ndarray, count: int) -> np.ndarray:
         """Bytes by tile of groups' variables: int64[group, tile]; equal groups are summed once."""
@@ -121,17 +123,6 @@ class Steps:
         return np.where(inside, row, -1)
 
 
-def rows_of(present: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Where each id is in ``present``, which has each once; -1 where it is not."""
-    if not len(present):
-        return np.full(len(ids), -1)
-    if (present == np.arange(len(present))).all():  # as the engine counts them
-        return np.where((ids >= 0) & (ids < len(present)), ids, -1)
-    order = np.argsort(present, kind="stable")
-    at = np.minimum(np.searchsorted(present, ids, sorter=order), len(present) - 1)
-    return np.where(present[order[at]] == ids, order[at], -1)
-
-
 def sums_between(values: np.ndarray, first: Rows, last: Rows) -> np.ndarray:
     """The sum of the values from each ``first`` to its ``last``, which broadcast."""
     total = np.concatenate([[0], np.cumsum(values)])
@@ -141,7 +132,5 @@ def sums_between(values: np.ndarray, first: Rows, last: Rows) -> np.ndarray:
 
 def sum_by(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """Sums of whole numbers by group, int64[count]; groups beyond ``count`` are left out."""
-    total = np.zeros(count, dtype=np.int64)
     inside = (group >= 0) & (group < count)
-    np.add.at(total, group[inside], values[inside])
-    return total
+    return summed(values[inside], group[inside], count)

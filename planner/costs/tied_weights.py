@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipuscope.planner.costs.cuts import Ties
-from ipuscope.planner.costs.profile_columns import Variables, rows_of, sum_by
+from ipuscope.planner.costs.profile_columns import Variables, sum_by
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 
 _STEPS_OF_ADDITION = 3  # the product's last, an exchange, the addition
@@ -46,7 +47,7 @@ class TiedGradients:
         uses, ops, variables = (
             report.file.table(record) for record in (records.Use, records.Op, records.Variable)
         )
-        row, op = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
+        row, op = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ops["id"])
         is_listed = (row >= 0) & (op >= 0)
         row, op = row[is_listed], op[is_listed]
         home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
@@ -72,7 +73,7 @@ class TiedGradients:
             return cls()
         homes, readers, added = (np.array(column) for column in zip(*travels.values(), strict=True))
         spent = sum_by(
-            rows_of(ops["id"], report.sequence.steps_in_order("op")),
+            rows_of(report.sequence.steps_in_order("op"), ops["id"]),
             report.sequence.steps_in_order("spent"),
             len(ops["id"]),
         )
@@ -87,7 +88,7 @@ class TiedGradients:
 
     def elsewhere(self, variables: Variables, ipu_of: np.ndarray) -> np.ndarray:
         """bool[variable]: these gradients, on other IPUs than made them. ``ipu_of``: of Blocks."""
-        row = rows_of(self.tensor, variables.tensor)
+        row = rows_of(variables.tensor, self.tensor)
         made_on = ipu_of[self.reader[row.clip(0)]] if len(self) else variables.ipu
         gone: np.ndarray = (row >= 0) & (variables.ipu != made_on)
         return gone

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipuscope.planner.costs.profile_columns import rows_of, sum_by
+from ipuscope.planner.costs.profile_columns import sum_by
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 
 # Steps of an operator that makes both gradients, behind its name (lowering/products/conv.py).
@@ -24,7 +25,7 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
     backward = ops.equals("direction", Direction.BACKWARD)
     late = _only_for_accumulators(report, ops["id"], backward)
     op, block, cycles = map(report.sequence.steps_in_order, ("op", "block", "spent"))
-    row = rows_of(ops["id"], op)
+    row = rows_of(op, ops["id"])
     steps = report.sequence.steps_with("direction", Direction.BACKWARD) & (row >= 0)
     steps = steps & report.sequence.steps_with("purpose", Purpose.OPERATOR)
     convolves = np.array([name.endswith("convolution_backward.default") for name in ops["aten"]])
@@ -40,7 +41,7 @@ def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray
     """Whether each operator is a backward one whose results reach only its Block's accumulators."""
     uses, variables = report.file.table(records.Use), report.file.table(records.Variable)
     variables.read("id", "op", "role", "tensor")
-    used, by = rows_of(variables["id"], uses["variable"]), rows_of(ids, uses["op"])
+    used, by = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ids)
     is_listed = (used >= 0) & (by >= 0)
     used, by = used[is_listed], by[is_listed]
     adds = np.zeros(len(ids), dtype=bool)
@@ -49,7 +50,7 @@ def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray
     ops = report.file.table(records.Op)
     cycles, block = ops["cycles"], ops["block"]
     gradient = variables.equals("role", Role.GRADIENT)[used]
-    maker = rows_of(ids, variables["op"])[used]
+    maker = rows_of(variables["op"], ids)[used]
     reads = gradient & (maker >= 0) & (maker != by) & (cycles[by] > 0)  # views read nothing
     readers: dict[int, list[int]] = {}
     for made, reader in zip(maker[reads].tolist(), by[reads].tolist(), strict=True):

@@ -27,7 +27,13 @@ from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import Tasks
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import first_ones, frame_of, ranges_of, summed
+from ipuscope.profiler.report.frames import (
+    first_of_each,
+    first_ones,
+    frame_of,
+    ranges_of,
+    summed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,19 +254,12 @@ def _spent_by_entry(
     cycles, runs = np.append(own.cycles, 0)[step], np.append(own.runs, 1)[step]
     last = np.flatnonzero(step == np.append(own.last, steps - 1)[body[piece]])  # one a piece
     cycles[last] += length - np.append(own.start_of_last, 0)[body]
-    key = phase[piece] * steps + step
-    size = (int(phase.max(initial=0)) + 1) * steps
-    first = np.full(size, -1)
-    first[key[::-1]] = np.arange(len(key))[::-1]
-    rows = np.sort(first[first >= 0])
-    totals = np.zeros((2, size), dtype=np.int64)
-    np.add.at(totals[0], key, runs * count_of[piece])
-    np.add.at(totals[1], key, cycles * count_of[piece])
+    rows, row_of = first_of_each(phase[piece] * steps + step)
     return {
         "entry": np.append(own.entry, -1)[step[rows]],
         "phase": np.array(_PHASES, dtype=object)[phase[piece[rows]]],
-        "times": totals[0][key[rows]],
-        "cycles": totals[1][key[rows]],
+        "times": summed(runs * count_of[piece], row_of, len(rows)),
+        "cycles": summed(cycles * count_of[piece], row_of, len(rows)),
     }
 
 

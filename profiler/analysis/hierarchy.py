@@ -18,7 +18,7 @@ from ipuscope.profiler.analysis.critical_path import busy_by_step, busy_tasks, c
 from ipuscope.profiler.analysis.memory_hot_spots import live_at_peaks
 from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
-from ipuscope.profiler.enums import Role
+from ipuscope.profiler.enums import OF_WEIGHTS, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import first_ones, frame_of, some_columns, summed
@@ -42,7 +42,6 @@ MIXED = "mixed"
 _OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE, _NO_LINE = "no module", "no stage", "no source line"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
-_OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
 Path = tuple[str, ...]
 
@@ -114,7 +113,7 @@ def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.Da
     rows = about.reset_index(drop=True).assign(bytes=live["bytes"])
     role, category = rows["role"].astype(str), rows["category"].astype(str)
     kind = category.where(role == Role.PROGRAM.value, role)
-    weights = role.isin(list(_OF_WEIGHTS))
+    weights = role.isin(list(OF_WEIGHTS))
     rows = rows.assign(kind=kind, otherwise=kind, module=_module_of_weight(rows["name"], weights))
     return _leaves(report, rows, "bytes", order, together)
 

@@ -22,8 +22,9 @@ from ipuscope.profiler.analysis.peak import (
 )
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import frame_of, looked_up
+from ipuscope.profiler.report.frames import frame_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +90,7 @@ def _executed_ops(report: Report) -> pd.DataFrame:
         return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)
     spent = report.trace.spent(0, range(report.target.ipus_per_replica), 0)
     ids = steps.steps_in_order("step")
-    place = looked_up(spent.step, ids, np.arange(len(ids)), -1)
+    place = rows_of(spent.step, ids)
     ran = place >= 0  # the others are waiting
     at, cycles = place[ran], spent.cycles[ran]
     row = report.file.rows_of(records.Op, steps.steps_in_order("op"))[at]

@@ -21,6 +21,7 @@ from ipuscope.profiler.analysis.pace import pace
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import first_ones, looked_up, summed
 
@@ -226,10 +227,8 @@ def _spent(report: Report) -> dict[str, np.ndarray]:
 def _work(report: Report, steps: np.ndarray) -> np.ndarray:
     """Cycles of all tiles and operations of one execution of steps, by id: int64[2, step]."""
     vectors, sums = report.sequence.sums_over_tiles
-    ids = report.sequence.steps_in_order("step")
-    order = np.argsort(ids, kind="stable")
-    at = order[np.minimum(np.searchsorted(ids, steps, sorter=order), len(ids) - 1)]
-    there = ids[at] == steps
+    at = rows_of(steps, report.sequence.steps_in_order("step"))
+    there = at >= 0
     busy_of = np.searchsorted(vectors, report.sequence.steps_in_order("tile_cycles")[at])
     busy = np.where(there, sums[0, busy_of], 0)
     sets = report.file.table(records.ComputeSet)
@@ -255,7 +254,7 @@ def _parts(steps: Mapping[str, np.ndarray], per_cycle: int, per_tile: int) -> di
 def _dtype(report: Report, steps: Mapping[str, np.ndarray]) -> str | None:
     """The type of operands in which products do most of the operations; None without any."""
     columns, by_type = products(report), {}
-    place = looked_up(steps["op"], columns["op"], np.arange(len(columns["op"])), -1)
+    place = rows_of(steps["op"], columns["op"])
     flops = summed(steps["flops"][place >= 0], place[place >= 0], len(columns["op"]))
     for name in sorted({*columns["operands"].tolist()}):
         by_type[str(name)] = int(flops[columns["operands"] == name].sum())

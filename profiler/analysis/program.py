@@ -10,6 +10,7 @@ import numpy as np
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ def _step_cycles(report: Report) -> np.ndarray:
     task, step = slices.task, slices.step
     length = (slices.end - slices.start) * times[task]
     ipu = tasks.ipu[task]
-    order = np.argsort(steps["id"], kind="stable")
     runs = step >= 0
-    at = order[np.searchsorted(steps["id"], step[runs], sorter=order)]
-    np.add.at(spent, at, length[runs])
+    np.add.at(spent, rows_of(step[runs], steps["id"]), length[runs])
     sync = _external_syncs(report)
     waits = ~runs & np.isin(ipu, list(sync))
     np.add.at(spent, [sync[i] for i in ipu[waits].tolist()], length[waits])

@@ -121,7 +121,7 @@ class RowOf:
         ids = context.ids(self.table)
         if not len(ids) and not context.whole:
             return ""
-        missing = asked[~_among(asked, ids)]
+        missing = asked[rows_of(asked, ids) < 0]
         return f"{what} is {missing[0]}, which is not in {self.table}" if len(missing) else ""
 
 
@@ -160,7 +160,10 @@ def is_counted(ids: np.ndarray) -> bool:
     return bool((ids == np.arange(len(ids))).all())
 
 
-def _among(asked: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    if is_counted(ids):
-        return (asked >= 0) & (asked < len(ids))
-    return np.isin(asked, ids)
+def rows_of(ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Where each id is in ``keys``, which has each once; -1 where it is not."""
+    if is_counted(keys):
+        return np.where((ids >= 0) & (ids < len(keys)), ids, -1)
+    order = np.argsort(keys, kind="stable")
+    row = order[np.minimum(np.searchsorted(keys, ids, sorter=order), len(keys) - 1)]
+    return np.where(keys[row] == ids, row, -1)

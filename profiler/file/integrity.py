@@ -21,7 +21,7 @@ from ipuscope.profiler.file.bounds import (
     Context,
     OfReplica,
     Within,
-    is_counted,
+    rows_of,
 )
 from ipuscope.profiler.file.columns import Columns
 
@@ -207,13 +207,8 @@ def of_bodies(
     if not len(ids):
         return ""
     of_body = np.repeat(body_ipu, [len(some) for some in steps])
-    counted = is_counted(step_ids) and ids.min() >= 0 and ids.max() < len(step_ids)
-    if counted and (step_ipu[ids] == of_body).all():
-        return ""
-    order = np.argsort(step_ids, kind="stable")
-    at = np.minimum(np.searchsorted(step_ids, ids, sorter=order), max(0, len(step_ids) - 1))
-    matches = step_ids[order][at] == ids if len(step_ids) else np.zeros(len(ids), dtype=bool)
-    if not matches.all():
-        return f"a body has the step {ids[~matches][0]}, which is missing"
-    other = step_ipu[order][at] != of_body
+    row = rows_of(ids, step_ids)
+    if row.min() < 0:
+        return f"a body has the step {ids[row < 0][0]}, which is missing"
+    other = step_ipu[row] != of_body
     return f"the step {ids[other][0]} lies on another IPU than its body" if other.any() else ""

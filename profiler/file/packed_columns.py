@@ -10,7 +10,7 @@ compares both.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class WholeColumns:
         self._parts: dict[type[Any], list[list[Part]]] = {}
         self._packed: dict[type[Any], tuple[int, list[Packed]]] = {}  # with the rows of then
 
-    def add(self, record: type[Any], columns: list[Sequence[Any]]) -> None:
+    def add(self, record: type[Any], columns: Iterable[Sequence[Any]]) -> None:
         """Add rows, column by column; None for an empty cell."""
         parts = [*map(_part, schema.columns(record), columns)]
         self._parts.setdefault(record, []).append(parts)

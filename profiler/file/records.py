@@ -10,8 +10,7 @@ Units: cycles are tile clock cycles, bytes are bytes, times on the host are micr
 epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
 """
 
-from __future__ import annotations
-
+# no annotations of __future__: a field's type is read at run time (`schema.columns`)
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass

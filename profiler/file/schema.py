@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import numpy as np
 
@@ -81,8 +81,7 @@ def columns(record: Any) -> tuple[Column, ...]:
 
 @cache
 def _columns(record: Any) -> tuple[Column, ...]:
-    hints = get_type_hints(record, include_extras=True)
-    return tuple(_column(record, item.name, hints[item.name]) for item in fields(record))
+    return tuple(_column(record, item.name, item.type) for item in fields(record))
 
 
 def _column(record: type[Any], name: str, hint: Any) -> Column:

@@ -7,7 +7,7 @@ form; the views of `ipuscope.profiler.file.schema` unroll them. Our own reader n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from itertools import count, repeat
@@ -19,6 +19,7 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import step_kind, waits_as_syncs
 
 Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
+Columns = Mapping[str, Sequence[Any]]  # of a record's rows, by name; vectors are ids
 
 
 def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
@@ -44,16 +45,16 @@ def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def activities(
-    steps: Iterable[records.Step], vector_id: Callable[[Any], int], earlier: Earlier
-) -> Iterator[Row]:
+def activities(steps: Iterable[records.Step], columns: Columns, earlier: Earlier) -> Iterator[Row]:
     """Rows of `records.Activity` for steps with vectors that no earlier step has together."""
-    for step in steps:
-        vectors = step.tile_cycles, step.bytes_in, step.bytes_out
-        ids = tuple(-1 if one is None else vector_id(one) for one in vectors)
+    vectors = (columns[name] for name in ("tile_cycles", "bytes_in", "bytes_out"))
+    firsts: dict[Row, records.Step] = {}
+    for ids, step in zip(zip(*vectors, strict=True), steps, strict=True):
+        firsts.setdefault(ids, step)
+    for ids, step in firsts.items():
         if ids not in earlier.activities:
             earlier.activities.add(ids)
-            yield *ids, *activity(step)
+            yield *(-1 if id is None else id for id in ids), *activity(step)
 
 
 def activity(step: records.Step) -> Row:
@@ -95,23 +96,24 @@ def body_patterns(bodies: Iterable[records.Body], earlier: Earlier) -> tuple[lis
     of_patterns: list[Row] = []
     for body in bodies:
         if body.id in earlier.waits and not len(body.steps) and body.ipu in earlier.external_sync:
-            steps, starts = [earlier.external_sync[body.ipu]], [0]
+            steps, starts = np.array([earlier.external_sync[body.ipu]]), np.zeros(1, np.int64)
         else:
             steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
-        first = steps[0] if steps else 0
-        key = tuple(step - first for step in steps), tuple(starts)
+        first = int(steps[0]) if len(steps) else 0
+        offsets = steps - first
+        key = offsets.tobytes(), starts.tobytes()
         pattern = earlier.patterns.get(key)
         if pattern is None:
             pattern = earlier.patterns[key] = len(earlier.patterns)
-            stops = [*starts[1:], -1][: len(starts)]
-            of_patterns.extend(zip(repeat(pattern), count(), *key, stops))
+            columns = offsets, starts, np.append(starts[1:], -1)
+            of_patterns.extend(zip(repeat(pattern), count(), *(one.tolist() for one in columns)))
         of_bodies.append((body.id, pattern, first))
     return of_bodies, of_patterns
 
 
-def tasks(trace: records.Trace, earlier: Earlier) -> Iterator[Row]:
+def tasks(trace: records.Trace, earlier: Earlier) -> list[Row]:
     """A trace's tasks as rows of `records.Task`, with waits as syncs (`trace.waits_as_syncs`)."""
-    columns = _columns(
+    body, ipu, micro_batch, cycle, start, end = _columns(
         f"trace {trace.id}",
         trace.task_body,
         trace.task_ipu,
@@ -120,20 +122,17 @@ def tasks(trace: records.Trace, earlier: Earlier) -> Iterator[Row]:
         trace.task_start,
         trace.task_end,
     )
-    stays, starts, waited = _waits(columns, earlier)
-    columns[4] = starts
-    first = 0
-    for position, row in enumerate(zip(*columns, waited, strict=True)):
-        if not stays[position]:
-            continue
-        steps = earlier.steps_of.get(row[0], 0)
-        yield trace.id, position, first, steps, *row
-        first += steps
+    stays, start, waited = _waits(body, ipu, start, end, earlier)
+    of = body, ipu, micro_batch, cycle, start, end, waited
+    steps = np.array([earlier.steps_of.get(one, 0) for one in body[stays].tolist()], dtype=np.int64)
+    columns = np.flatnonzero(stays), np.cumsum(steps) - steps, steps, *(one[stays] for one in of)
+    return list(zip(repeat(trace.id), *(column.tolist() for column in columns)))
 
 
-def _waits(columns: list[list[int]], earlier: Earlier) -> tuple[list[bool], list[int], list[int]]:
+def _waits(
+    body: np.ndarray, ipu: np.ndarray, start: np.ndarray, end: np.ndarray, earlier: Earlier
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each task, whether it stays, its start, and its cycles of waiting."""
-    body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
     alone = np.flatnonzero(~np.isin(body, list(earlier.beside)))  # one after the other on an IPU
     alone = alone[np.lexsort((start[alone], ipu[alone]))]
     syncs = waits_as_syncs(
@@ -144,12 +143,13 @@ def _waits(columns: list[list[int]], earlier: Earlier) -> tuple[list[bool], list
         np.isin(body[alone], list(earlier.syncs)),
     )
     stays, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
+    start = start.copy()
     stays[alone], start[alone], waited[alone] = syncs.stays, syncs.start, syncs.waited
-    return stays.tolist(), start.tolist(), waited.tolist()
+    return stays, start, waited
 
 
-def _columns(what: str, *vectors: Any) -> list[list[int]]:
-    columns: list[list[int]] = [np.asarray(vector, np.int64).tolist() for vector in vectors]
+def _columns(what: str, *vectors: Any) -> list[np.ndarray]:
+    columns = [np.asarray(vector, np.int64) for vector in vectors]
     if len({len(column) for column in columns}) > 1:
         raise ValueError(
             f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries"
@@ -194,24 +194,26 @@ class Earlier:
 
 
 def derived(
-    of: Mapping[type[Any], list[Any]], vector_id: Callable[[Any], int], earlier: Earlier
+    of: Mapping[type[Any], list[Any]], columns: Mapping[type[Any], Columns], earlier: Earlier
 ) -> dict[type[Any], list[Row]]:
-    """The plain rows to store beside records, both by type; updates ``earlier``.
+    """The plain rows to store beside records (or their ``columns``), by type.
 
-    Those of variables (`tile_runs`) are the writer's.
+    Updates ``earlier``. Those of variables (`tile_runs`) are the writer's.
     """
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
     earlier.add(program_steps, bodies)
     of_bodies, of_patterns = body_patterns(bodies, earlier)
     tuples: dict[type[Any], list[Row]] = {
-        records.Activity: list(activities(program_steps, vector_id, earlier)),
+        records.Activity: [],
         records.BodyPattern: of_bodies,
         records.PatternStep: of_patterns,
         records.Task: [],
         records.Iteration: [],
     }
+    if program_steps:
+        tuples[records.Activity] += activities(program_steps, columns[records.Step], earlier)
     for trace in of.get(records.Trace, ()):
-        added = list(tasks(trace, earlier))
+        added = tasks(trace, earlier)
         tuples[records.Task] += added
         _, _, first, steps = added[-1][:4] if added else (0, 0, 0, 0)
         earlier.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from zstandard import ZstdCompressor
 
 from ipuscope.profiler.errors import ProfileError, ProfileTaken
 from ipuscope.profiler.file import codec, lock, packed_columns, records, schema, seal, sql_rows
@@ -68,6 +69,7 @@ class ProfileWriter:
         self._plain_rows = plain_rows
         self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
+        self._compressor = codec.compressor()
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._earlier = sql_rows.Earlier()
         self._whole = packed_columns.WholeColumns()
@@ -162,20 +164,20 @@ class ProfileWriter:
                     f"{kind.__name__} is not a record of ipuscope.profiler.file.records"
                 )
         _check_steps(by_type)
-        vectors = _VectorBatch(self._vectors)
+        vectors = _VectorBatch(self._vectors, self._compressor)
         columns = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
-        runs = {
-            vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
-        }
+        contents = [row.tile_bytes for row in by_type.get(records.Variable, ())]
+        runs = dict(zip(vectors.ids(contents), contents, strict=True))
         tuples: dict[type[Any], list[sql_rows.Row]] = {}
         if self._plain_rows:
-            tuples = sql_rows.derived(by_type, vectors.id, earlier)
+            tuples = sql_rows.derived(by_type, columns, earlier)
             fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
             tuples[records.TileRun] = list(sql_rows.tile_runs(fresh))
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, named in columns.items():
-                stored = compress(named, [column.stored for column in schema.columns(kind)])
+                is_stored = [column.stored for column in schema.columns(kind)]
+                stored = compress(named.values(), is_stored)
                 self._insert(kind, zip(*stored, strict=True))
             for kind, rows_of_kind in tuples.items():
                 self._insert(kind, rows_of_kind)
@@ -183,7 +185,7 @@ class ProfileWriter:
         self._runs_of.update(runs)
         self._earlier = earlier
         for kind in columns.keys() & set(records.STORED):
-            self._whole.add(kind, columns[kind])
+            self._whole.add(kind, columns[kind].values())
 
     def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert rows, many by each statement: SQLite takes a lock for every one."""
@@ -283,25 +285,21 @@ class ProfileWriter:
 class _VectorBatch:
     """Assigns ids to vectors, one id per distinct content, and collects the rows of new ones."""
 
-    def __init__(self, stored: dict[bytes, int]) -> None:
-        self.stored = stored
+    def __init__(self, stored: dict[bytes, int], compressor: ZstdCompressor) -> None:
+        self.stored, self._compressor = stored, compressor
         self.new: dict[bytes, int] = {}
         self.rows: list[tuple[int, bytes, str, int, bytes]] = []
         # Within one `add` the rows keep their arrays alive and unchanged: the same object is the
         # same content.
         self._by_object: dict[int, int] = {}
 
-    def id(self, values: Any) -> int:
-        number = self._by_object.get(id(values))
-        if number is None:
-            number = self._by_object[id(values)] = self._by_content(values)
-        return number
-
-    def ids(self, values: Sequence[Any]) -> list[int]:
-        """The ids of several vectors."""
-        for one in {id(one): one for one in values}.values():
-            self.id(one)
-        return [self._by_object[id(one)] for one in values]
+    def ids(self, values: Sequence[Any], optional: bool = False) -> list[Any]:
+        """The ids of several vectors; ``optional``: None stays None."""
+        objects = list(map(id, values))
+        for key, one in dict(zip(objects, values, strict=True)).items():
+            if key not in self._by_object and not (optional and one is None):
+                self._by_object[key] = self._by_content(one)
+        return list(map(self._by_object.get, objects))
 
     def _by_content(self, values: Any) -> int:
         array = codec.narrow(np.asarray(values))
@@ -311,7 +309,7 @@ class _VectorBatch:
         number = self.stored.get(hashed, self.new.get(hashed))
         if number is None:
             number = self.new[hashed] = len(self.stored) + len(self.new)
-            coded = codec.encode_narrow(array)
+            coded = codec.encode_narrow(array, self._compressor)
             self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
         return number
 
@@ -326,31 +324,22 @@ def _check_steps(rows: dict[type[Any], list[Any]]) -> None:
             )
 
 
-def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[Sequence[Any]]:
-    """Columns for SQLite: numpy scalars as plain numbers, vectors as ids."""
+def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> sql_rows.Columns:
+    """Columns for SQLite, by name: numpy scalars as plain numbers, vectors as ids."""
     converters: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
         "int": partial(_numbers, int, operator.index),
         "float": partial(_numbers, float, float),
         "str": _texts,
-        "vector": vectors.ids,
     }
-    named = []
+    named = {}
     for column in schema.columns(record):
-        convert = converters[column.kind]
+        convert = converters.get(column.kind) or partial(vectors.ids, optional=column.optional)
         values = list(map(operator.attrgetter(column.name), rows))
         try:
-            named.append(_but_none(convert, values) if column.optional else convert(values))
+            named[column.name] = convert(values)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
     return named
-
-
-def _but_none(
-    convert: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]
-) -> Sequence[Any]:
-    """``convert`` applied to the values other than None, which stay None."""
-    converted = iter(convert([value for value in values if value is not None]))
-    return [None if value is None else next(converted) for value in values]
 
 
 def _numbers(kind: type, convert: Callable[[Any], float], values: Sequence[Any]) -> Sequence[float]:

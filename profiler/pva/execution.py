@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import waits_as_syncs
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.pva.lists import LazyList, Shown, plain
@@ -59,13 +60,7 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
     """Indices in ``Model.steps`` of these ids; a wait's is its IPU's external sync, or -1."""
-    own = model.steps["id"]
-    order = np.argsort(own, kind="stable")
-    steps = np.full(len(ids), -1, dtype=np.int64)
-    real = ids >= 0
-    if not len(own):
-        return steps
-    steps[real] = order[np.searchsorted(own, ids[real], sorter=order)]
+    steps = rows_of(ids, model.steps["id"])
     steps[waits] = model.external_sync[ipu[waits]]
     return steps
 

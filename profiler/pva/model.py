@@ -17,9 +17,9 @@ import numpy as np
 from ipuscope.profiler.analysis.program import subtree_ends
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import records, sql_rows
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import looked_up
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import IpuVariables
 
@@ -96,7 +96,7 @@ class Model:
         """Rows of the program steps in tree order, and the index in `tree` of each of them."""
         stored, programs = (self.report.file.table(one) for one in (records.Step, records.Program))
         ids = programs["id"][self.report.sequence.tree]
-        node = looked_up(stored["program"], ids, np.arange(len(ids)), -1)
+        node = rows_of(stored["program"], ids)
         order = np.lexsort((stored["id"], node))
         node = node[order]
         if (node < 0).any() or (node[1:] == node[:-1]).any():
@@ -373,7 +373,7 @@ class Model:
     def _data_of_op(self) -> dict[int, np.ndarray]:
         """Operator -> rows of the variables it uses, without what programs have per tile."""
         uses, columns = self.report.file.table(records.Use), self.variables
-        rows = looked_up(uses["variable"], columns["id"], np.arange(len(columns["id"])), -1)
+        rows = rows_of(uses["variable"], columns["id"])
         here = (rows >= 0) & ~np.isin(columns["category"], OF_PROGRAMS)[rows]
         by_op: dict[int, list[int]] = {}
         for op, row in zip(uses["op"][here].tolist(), rows[here].tolist(), strict=True):

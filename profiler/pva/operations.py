@@ -17,6 +17,7 @@ import numpy as np
 
 from ipuscope.profiler.enums import Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.pva.lists import LazyList, Shown, plain
 from ipuscope.profiler.pva.model import Model
@@ -206,7 +207,7 @@ class OperationAnalysis:
         whole = np.flatnonzero((tensor >= 0) & (role != Role.STASH))
         _, first, same = np.unique(tensor[whole], return_index=True, return_inverse=True)
         names[whole] = names[whole[first[same]]]
-        row = looked_up(uses["variable"], variables["id"], np.arange(len(names)), -1)
+        row = rows_of(uses["variable"], variables["id"])
         of_tensor = (variables["category"] == "variable") & (role != Role.TEMPORARY)
         here = np.flatnonzero((row >= 0) & of_tensor[row])
         op, row = uses["op"][here], row[here]

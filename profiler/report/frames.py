@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES, MOST_ROWS
+from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES, MOST_ROWS, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +91,16 @@ def first_ones(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], place[group]
 
 
+def first_of_each(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`first_ones` of a column of small numbers, 0 or more, without sorting it."""
+    first = np.full(int(values.max(initial=-1)) + 1, -1)
+    first[values[::-1]] = np.arange(len(values))[::-1]  # the last that is written stays
+    rows = np.sort(first[first >= 0])
+    rank = np.zeros(len(first), dtype=np.int64)
+    rank[values[rows]] = np.arange(len(rows))
+    return rows, rank[values]
+
+
 def summed(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     """The sum of the values of each group: int64[group], exact."""
     sums = np.zeros(groups, dtype=np.int64)
@@ -116,15 +126,8 @@ def position_in(ids: np.ndarray, id: int) -> int | None:
 
 def looked_up(ids: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
     """``values`` at the ids that ``keys`` contains, ``default`` elsewhere."""
-    values_of = np.full(len(ids), default, dtype=values.dtype)
-    if len(keys) and (keys == np.arange(len(keys))).all():  # as the engine counts them
-        fits = (ids >= 0) & (ids < len(keys))
-        values_of[fits] = values[ids[fits]]
-    elif len(keys):
-        order = np.argsort(keys, kind="stable")
-        at = np.minimum(np.searchsorted(keys, ids, sorter=order), len(keys) - 1)
-        fits = keys[order][at] == ids
-        values_of[fits] = values[order][at[fits]]
+    row, values_of = rows_of(ids, keys), np.full(len(ids), default, dtype=values.dtype)
+    values_of[row >= 0] = values[row[row >= 0]]
     return values_of
 
 
@@ -157,12 +160,12 @@ def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> 
     size = np.ones(len(ids), dtype=np.int64)
     for level in reversed(levels[1:]):
         np.add.at(size, above[level], size[level])
-    place = np.zeros(len(ids), dtype=np.int64)
-    for level in levels:
-        before = np.cumsum(size[level]) - size[level]
-        _, first, which = np.unique(above[level], return_index=True, return_inverse=True)
-        within = before - before[first][which]
-        place[level] = within + np.where(above[level] < 0, 0, place[above[level]] + 1)
+    before = np.cumsum(size[siblings]) - size[siblings]
+    first_born = np.searchsorted(sorted_above, sorted_above)
+    place = np.empty_like(size)  # behind the parent, then in all
+    place[siblings] = before - before[first_born]
+    for level in levels[1:]:
+        place[level] += place[above[level]] + 1
     order = np.empty_like(place)
     order[place] = np.arange(len(ids))
     return order

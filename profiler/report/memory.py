@@ -185,26 +185,19 @@ class Usage:
         columns = self.file.table(records.Variable)
         columns.read(*_MEMORY_OF_VARIABLES)
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
-        names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
-        here = {name: columns[name][rows] for name in names}
-        steps = int(self.sequence.steps_of_ipus[ipu])
-        always = here["always_live"] != 0
+        names = ("id", "category", "role", "start", "stop")
         _, vectors, sums = self.vectors
         row = self._vector_of_variables[rows]
         self.file.sound(integrity.of_sums("variables", sums[row]))
         return IpuVariables(
-            ipu,
-            steps,
-            here["id"],
-            here["category"],
-            here["role"],
-            here["interleaved"] != 0,
-            always,
-            here["start"],
-            here["stop"],
-            row,
-            vectors,
-            self._totals,
+            **{name: columns[name][rows] for name in names},
+            ipu=ipu,
+            steps=int(self.sequence.steps_of_ipus[ipu]),
+            interleaved=columns["interleaved"][rows] != 0,
+            always_live=columns["always_live"][rows] != 0,
+            vector=row,
+            vectors=vectors,
+            totals=self._totals,
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:

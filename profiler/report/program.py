@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.file import integrity, records, trace
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.columns import Columns, among
 from ipuscope.profiler.file.trace import Bodies
 from ipuscope.profiler.lazy import cached_property
@@ -148,7 +149,7 @@ class ProgramSequence:
         """Columns of `body_steps`: values, and which of them each of the entries has."""
         body, step, bodies = self.file.table(records.Body), self.columns, self.bodies_in_row
         at = np.searchsorted(bodies.first, entries, side="right") - 1
-        row = looked_up(bodies.step[entries], step["id"], np.arange(len(step["id"])), 0)
+        row = rows_of(bodies.step[entries], step["id"])
         what = np.where(bodies.step[entries] < 0, len(step["id"]) + at, row)  # steps, then bodies
 
         def column(name: str) -> tuple[np.ndarray, np.ndarray]:

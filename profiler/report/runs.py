@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.file import integrity, records, trace
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import Bodies, Tasks
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report.frames import looked_up, position_in, texts_of
@@ -291,7 +292,7 @@ class Trace:
         self, ids: np.ndarray, keys: np.ndarray, what: str, waits: bool = True
     ) -> np.ndarray:
         """Rows of ``keys`` with these ids, 0 for negative ids of ``waits``; else `ProfileError`."""
-        rows = looked_up(ids, keys, np.arange(len(keys)), -1)
+        rows = rows_of(ids, keys)
         wrong = (rows < 0) & ~((ids < 0) & waits)
         if wrong.any():
             raise self.file.reader.damaged(f"{what} {ids[wrong][0]}, which is missing")

@@ -6,14 +6,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ipuscope.profiler.file import from_json, integrity, records, seal
-from ipuscope.profiler.file.bounds import Context
+from ipuscope.profiler.file.bounds import Context, rows_of
 from ipuscope.profiler.file.columns import Check, Columns
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.profiler.file.reader import Reader
@@ -141,8 +140,7 @@ class ProfileFile:
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         """Rows of a table by their ids, -1 if it has none: int64."""
-        own = self.table(record)["id"]
-        return looked_up(np.asarray(ids), own, np.arange(len(own)), -1)
+        return rows_of(np.asarray(ids), self.table(record)["id"])
 
     def op_names(self, ids: np.ndarray) -> np.ndarray:
         """Names of operators by their ids, "" for others; of few, only these are read."""
@@ -216,9 +214,8 @@ class ProfileFile:
             return self._columns[record]
 
     def check(self, record: type[Any]) -> None:
-        """Read all of a table, with its checks, once, and keep nothing of it."""
-        columns = partial(Columns, self.reader, record, self._check(record), self._lock)
-        self.keep(("checked", record), lambda: columns().read_coded())
+        """Read all of a table, with its checks; texts that it has once only as those."""
+        self.table(record).read_coded()
 
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""

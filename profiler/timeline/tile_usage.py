@@ -163,9 +163,9 @@ def worst_tile(
     return worst
 
 
-@dataclass(frozen=True)
-class IpuVariables:
-    """The variables of one IPU as columns; ``vector``: rows of ``vectors`` [vector, tile]."""
+@dataclass(frozen=True, kw_only=True)
+class IpuVariables(Intervals):
+    """The variables of one IPU as columns."""
 
     ipu: int
     steps: int  # program steps of the IPU
@@ -174,10 +174,6 @@ class IpuVariables:
     role: np.ndarray
     interleaved: np.ndarray  # bool
     always_live: np.ndarray  # bool
-    start: np.ndarray
-    stop: np.ndarray
-    vector: np.ndarray
-    vectors: np.ndarray
     totals: liveness.Totals
 
     @cached_property
@@ -192,11 +188,11 @@ class IpuVariables:
     @property
     def intervals(self) -> Intervals:
         """The intervals of variables that are not always live."""
-        return self._some(~self.always_live)
+        return self.where(~self.always_live)
 
     def intervals_of(self, mask: np.ndarray) -> Intervals:
         """The intervals of those selected by ``mask`` that are not always live."""
-        return self._some(~self.always_live & mask)
+        return self.where(~self.always_live & mask)
 
     def always(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Always-live bytes over tiles, of the variables selected by ``mask``."""
@@ -205,15 +201,12 @@ class IpuVariables:
 
     def live(self, step: int) -> np.ndarray:
         """Mask of the variables live at a step, always-live ones included."""
-        return self.always_live | ((self.start <= step) & (step < self.stop))
+        return self.always_live | super().live(step)
 
     def peaks(self, region: bool | None = None) -> liveness.Peaks:
         """Peaks over all variables, or over those of one region (True: the interleaved one)."""
         mask = np.ones(len(self.id), dtype=bool) if region is None else self.interleaved == region
         return liveness.peaks(self.intervals_of(mask), self.steps, self.always(mask))
-
-    def _some(self, mask: np.ndarray) -> Intervals:
-        return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
 
 
 def including_gaps(used: np.ndarray, interleaved: np.ndarray, region0_bytes: int) -> np.ndarray:

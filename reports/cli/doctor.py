@@ -35,17 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
-    import pandas as pd
-
+    from ipuscope.profiler.report.query import Answer
     from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
-    rows = [dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)]
-    frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
     fine = "ok" if args.form == "text" else "well"  # which programs know
-    shown = frame.assign(found=frame["found"].where(~frame["ok"], fine))
+    rows = [(check, found or fine, not found) for check, found in _checks(report, args.rows)]
+    shown = Answer(("check", "found", "ok"), tuple(rows), cut=False)
     columns = (Column("check", "check", text), Column("found", "found", sentence))
     notes = [say(f"note: {words}") for words in report.meta["warnings"]]
-    well = bool(frame["ok"].all())
+    well = all(ok for *_, ok in rows)
     return Page(str(report.path), (Table("checks", shown, columns), *notes), holds=well)
 
 
@@ -83,10 +81,10 @@ def _tables(report: Report) -> str:
 
     rows = {
         "program": len(report.sequence.tree),
-        "bodies": len(report.bodies),
+        "bodies": len(report.sequence.body_vectors[0]),
         "variables": report.file.table(records.Variable).rows,
     }
-    for name in ("Program", "Variable", "Option", "Block", "Op", "Run"):
+    for name in ("Body", "Program", "Variable", "Option", "Block", "Op", "Run"):
         report.file.check(getattr(records, name))
     empty = [name for name, number in rows.items() if not number]
     return f"nothing in {', '.join(empty)}" if empty else ""
@@ -121,17 +119,26 @@ def _rows(report: Report) -> str:
     for name in VECTORS_OF_STEPS:
         sums, _, _ = report.sequence.sums_of_steps(report.sequence.steps_in_order(name))
         report.file.sound(integrity.of_sums("program_steps", sums))
-    for run in report.runs["run"].tolist():
-        report.cycle_proportions(run)  # reads the steps of each body that ran
+    bodies = report.sequence.bodies_in_row
+    last = bodies.start[bodies.first + bodies.count - 1]
+    for run in range(len(report.trace.columns["id"])):
+        tasks = report.trace.tasks(run, None, 0)
+        if (tasks.end - tasks.start < last[tasks.body]).any():
+            return "a task ends before its last step begins"
     return ""
 
 
 def _stages(report: Report) -> str:
     from ipuscope.profiler.enums import Direction
+    from ipuscope.profiler.file import records
 
-    bodies, stages = report.bodies[report.bodies["kind"] == "task"], report.stage_columns
-    totals = bodies.groupby(["stage", "direction"])["cycles"].sum()
-    cycles_of: dict[tuple[int, str], int] = dict(zip(totals.index, totals.tolist(), strict=True))
+    bodies, stages = report.file.table(records.Body), report.stage_columns
+    cycles_of = dict[tuple[int, str], int]()
+    columns = (bodies[name].tolist() for name in ("kind", "stage", "direction", "cycles"))
+    for kind, *of_what, cycles in zip(*columns, strict=True):
+        if kind == records.TASK:
+            stage, direction = of_what
+            cycles_of[stage, direction] = cycles_of.get((stage, direction), 0) + cycles
     # A stage's backward includes its recomputed forward (profiler/file/records.py).
     for stage, direction in cycles_of:
         if direction == Direction.BACKWARD:
@@ -165,7 +172,7 @@ def _time(report: Report) -> str:
     from ipuscope.profiler.file import records
 
     beside = report.file.table(records.Body).equals("kind", records.BESIDE)
-    for run in report.runs["run"].tolist():
+    for run in range(len(report.trace.columns["id"])):
         every = report.trace.tasks(run, None, 0)  # the others repeat it
         own = ~beside[every.body]
         ipu, start, end = (values[own] for values in (every.ipu, every.start, every.end))
@@ -176,10 +183,13 @@ def _time(report: Report) -> str:
 
 
 def _cycles(report: Report) -> str:
-    for run in report.runs["run"].tolist():
-        cycles = report.pipeline_cycles(run)
-        if not len(cycles):
+    from ipuscope.profiler.file import records
+
+    cycles = report.file.table(records.PipelineCycle)
+    for run in range(len(report.trace.columns["id"])):
+        rows = report.trace.pipeline_rows(run)
+        if not len(rows):
             return f"run {run} has none"
-        if (cycles["start"].to_numpy()[1:] != cycles["end"].to_numpy()[:-1]).any():
+        if (cycles["start"][rows[1:]] != cycles["end"][rows[:-1]]).any():
             return f"run {run}: they have gaps or overlap"
     return ""

@@ -12,6 +12,7 @@ import numpy as np
 from ipuscope.profiler.analysis.critical_path import chain_through, on_ipus
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Ipus, Report
+from ipuscope.profiler.report.frames import first_of_each
 from ipuscope.profiler.timeline.executed_steps import Executed, as_narrow
 from ipuscope.viewer.figures.lod import Rows
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE
@@ -158,16 +159,6 @@ def _codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
         moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
         code = np.where(moving, of, code)
     return code
-
-
-def first_of_each(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each of some numbers, 0 or more, comes first, in order; and which of them each is."""
-    first = np.full(int(values.max(initial=-1)) + 1, -1)
-    first[values[::-1]] = np.arange(len(values))[::-1]  # the last that is written stays
-    rows = np.sort(first[first >= 0])
-    rank = np.zeros(len(first), dtype=np.int64)
-    rank[values[rows]] = np.arange(len(rows))
-    return rows, rank[values]
 
 
 def lanes(

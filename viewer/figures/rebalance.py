@@ -10,11 +10,12 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, Prediction
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
+from ipuscope.profiler.report.frames import first_of_each
 from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.timeline.schedule_types import Schedule
 from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, vertical
-from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, first_of_each, lanes
+from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, lanes
 from ipuscope.viewer.figures.lanes import spans as on_ipus
 from ipuscope.viewer.figures.theme import Theme, text_on
 from ipuscope.viewer.figures.units import Clock, as_array, plain, shortened

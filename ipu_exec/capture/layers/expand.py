@@ -13,9 +13,7 @@ from typing import Any
 from ipu_exec.capture.layers.repeats import Layer, StandIn
 from ipu_exec.graph import Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering import is_view
-from ipuscope.profiler.enums import Role
-
-_ROLES = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+from ipuscope.profiler.enums import OF_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class _Expansion:
         self.state = {
             storage.name: storage.id
             for storage in graph.storages.values()
-            if storage.role in _ROLES
+            if storage.role in OF_WEIGHTS
             and self.made_at.get(storage.id, self.registered) < self.registered
         }
         self.state_of: dict[str, list[str]] = {}  # weight -> names of itself and its states

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ipu_exec.capture.layers.expand import PerWeight
 from ipu_exec.capture.layers.repeats import NotRepeatable
-from ipu_exec.graph import Graph, Storage
-from ipuscope.profiler.enums import Role
+from ipu_exec.graph import Graph, weight_of
 
 
 def updates_of_weights(
@@ -23,23 +22,16 @@ def updates_of_weights(
     segments: dict[str, range] = {}
     for number in ops:
         op = graph.ops[number]
-        read = [graph.storages[graph.values[v].storage] for v in op.inputs]
-        weights = {owner for storage in read if (owner := _owner(storage, owners)) >= 0}
+        of_inputs = {weight_of(graph.storage_of(value), owners) for value in op.inputs}
+        weights = of_inputs - {-1}
         if len(weights) != 1:
             raise NotRepeatable(f"{op.name} is of {len(weights)} weights")
         (weight,) = weights
-        for value in op.outputs:
-            if value is not None:
-                owners.setdefault(graph.values[value].storage, weight)
+        for storage in graph.results(op):
+            owners.setdefault(storage, weight)
         name = graph.storages[weight].name
         before = segments.get(name, range(number, number))
         if before.stop != number:
             raise NotRepeatable(f"{op.name} comes behind another weight's update")
         segments[name] = range(before.start, number + 1)
     return PerWeight(ops, segments, [(name, twins.get(name, name)) for name in order])
-
-
-def _owner(storage: Storage, owners: Mapping[int, int]) -> int:
-    if storage.role == Role.WEIGHT:
-        return storage.id
-    return storage.parameter if storage.parameter >= 0 else owners.get(storage.id, -1)

@@ -131,9 +131,8 @@ class OperatorSteps:
         for index in read_operands(op):
             last = ends[once.last_reads.get(index, -1)]
             body.touch(self.mapping.storage(op.inputs[index]), ends[0], last)
-        for output in op.outputs:
-            if output is not None:
-                body.touch(self.mapping.storage(output), ends[-1], ends[-1])
+        for storage in self.mapping.graph.results(op):
+            body.touch(storage, ends[-1], ends[-1])
         for temporary in once.temporaries:
             name = step_name(op.name, temporary.name)
             body.hold(

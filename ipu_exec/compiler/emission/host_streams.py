@@ -27,9 +27,8 @@ def makers(graph: Graph) -> dict[int, int]:
     """The operator that creates each storage, by storage."""
     first_makers: dict[int, int] = {}
     for op in graph.ops:
-        for output in op.outputs:
-            if output is not None:
-                first_makers.setdefault(graph.values[output].storage, op.id)
+        for storage in graph.results(op):
+            first_makers.setdefault(storage, op.id)
     return first_makers
 
 

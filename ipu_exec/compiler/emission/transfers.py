@@ -36,7 +36,7 @@ from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.operator_info import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
 from ipu_exec.machine import Machine
-from ipuscope.profiler.enums import Purpose, Role
+from ipuscope.profiler.enums import OF_WEIGHTS, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.links import latency_cycles, link_rate, ring_cycles
@@ -423,9 +423,6 @@ def _over_links(
 #
 
 
-_OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
-
-
 def stored_in_parts(graph: Graph, options: CompileOptions) -> frozenset[int]:
     """The storages of which each IPU stores a part off the chip.
 
@@ -446,7 +443,7 @@ def alike_on_shards(graph: Graph) -> frozenset[int]:
     alike |= {
         value.id
         for value in graph.values.values()
-        if graph.storages[value.storage].role in _OF_WEIGHTS and value.storage not in cut
+        if graph.storages[value.storage].role in OF_WEIGHTS and value.storage not in cut
     }
     storages: dict[int, bool] = {}
     for op in graph.ops:
@@ -460,7 +457,7 @@ def alike_on_shards(graph: Graph) -> frozenset[int]:
     return frozenset(
         storage
         for storage, same in storages.items()
-        if same and graph.storages[storage].role not in _OF_WEIGHTS
+        if same and graph.storages[storage].role not in OF_WEIGHTS
     )
 
 

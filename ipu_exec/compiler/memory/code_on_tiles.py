@@ -209,7 +209,7 @@ class CodeOfIpu:
         """The weight that an update's operator reads, or whose state it reads; -1 for none."""
         if op not in self.shared.weights:
             graph = self.graph
-            read = (graph.storages[graph.values[v].storage] for v in graph.ops[op].inputs)
+            read = map(graph.storage_of, graph.ops[op].inputs)
             owners = (s.id if s.role == Role.WEIGHT else s.parameter for s in read)
             self.shared.weights[op] = next((owner for owner in owners if owner >= 0), -1)
         return self.shared.weights[op]

@@ -20,12 +20,10 @@ from ipu_exec.graph import Graph
 from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import Layout
 from ipu_exec.machine import Machine
-from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.unique_names import unique
-
-_ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +244,7 @@ class _Maker:
             for interval in self.lifetimes.of(storage_id, stage):
                 add(f"{storage.name}/gathered", nbytes, interval, role=Role.TEMPORARY, op=maker)
             return
-        stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
+        stays = storage.role in OF_WEIGHTS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
             add(storage.name, nbytes, role=storage.role, op=self._owner_op(storage_id))
             return
@@ -261,16 +259,14 @@ class _Maker:
         home = self.placement.home.get(storage_id, stage)
         if home == stage or self.placement.ipus[home] != self.ipu:
             return False
-        stays = self.graph.storages[storage_id].role in _ALWAYS
+        stays = self.graph.storages[storage_id].role in OF_WEIGHTS
         there = self.tree.layouts.get((storage_id, home))
         same = there is not None and there.key == layout.key
         return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
         """The first operator that uses a weight (or a state's): users look for its memory there."""
-        storage = self.graph.storages[storage_id]
-        owner = storage.parameter if storage.parameter >= 0 else storage_id
-        return self.first_uses.get(owner, -1)
+        return self.first_uses.get(self.graph.storages[storage_id].owner, -1)
 
     def temporaries(self) -> None:
         for body, at in self.bodies:

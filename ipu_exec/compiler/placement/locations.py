@@ -23,7 +23,7 @@ from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.compiler.placement.reads import read_values
 from ipu_exec.compiler.placement.recompute import made_by
 from ipu_exec.errors import warn_once
-from ipu_exec.graph import Graph, OpNode, Storage
+from ipu_exec.graph import Graph, OpNode, Storage, weight_of
 from ipu_exec.lowering import info
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
@@ -130,18 +130,13 @@ def locate(
         ],
     )
     split = _split(graph, locations, groupings, updates, shared, phased)
-    weights = {_weight_of(graph.storages[storage]) for storage in split}
+    weights = {graph.storages[storage].owner for storage in split}
     return Places(
         frozenset(remote),
         frozenset(split),
         frozenset(weights & updates.keys()),
         {key: _last_changes(graph, mine, remote) for key, mine in ops.items()},
     )
-
-
-def _weight_of(storage: Storage) -> int:
-    """The storage of the weight that a storage belongs to, or the storage itself."""
-    return storage.parameter if storage.parameter >= 0 else storage.id
 
 
 def _remote(
@@ -191,7 +186,7 @@ def _split(
     split: set[int] = set()
     refused, apart = [], []
     for storage in graph.storages.values():
-        weight = _weight_of(storage)
+        weight = storage.owner
         whole = storage.elements != graph.storages[weight].elements
         if whole or not locations.sharded(storage):
             continue
@@ -225,19 +220,12 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
     """Optimiser ops by the weight (a storage; -1: none) that they belong to."""
     by_weight: dict[int, list[OpNode]] = {}
     weights: dict[int, int] = {}
-
-    def owner(storage: Storage) -> int:
-        if storage.role == Role.WEIGHT:
-            return storage.id
-        return storage.parameter if storage.parameter >= 0 else weights.get(storage.id, -1)
-
     for op in ops:
-        owners = (owner(graph.storages[graph.values[v].storage]) for v in op.inputs)
+        owners = (weight_of(graph.storage_of(value), weights) for value in op.inputs)
         weight = next((w for w in owners if w >= 0), -1)
         by_weight.setdefault(weight, []).append(op)
-        for output in op.outputs:
-            if output is not None:
-                weights.setdefault(graph.values[output].storage, weight)
+        for storage in graph.results(op):
+            weights.setdefault(storage, weight)
     return by_weight
 
 

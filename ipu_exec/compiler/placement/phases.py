@@ -91,9 +91,8 @@ class _Finder:
         self.made: dict[int, tuple[str, int]] = {}
         for (direction, stage), stage_ops in ops.items():
             for op in stage_ops:
-                for value in op.outputs:
-                    if value is not None:
-                        self.made.setdefault(self._storage(value), (direction, stage))
+                for storage in graph.results(op):
+                    self.made.setdefault(storage, (direction, stage))
         self.updated = {
             self._storage(v)
             for (d, _), stage_ops in ops.items()
@@ -202,10 +201,7 @@ class _Finder:
     def _store_gradients(self, traffic: _Lists, stage: int) -> None:
         """Store the accumulators that were added to and the gradients that the update reads."""
         for op in self.ops.get((Direction.BACKWARD, stage), []):
-            for value in (*op.outputs, *op.writes):
-                if value is None:
-                    continue
-                storage = self._storage(value)
+            for storage in (*self.graph.results(op), *map(self._storage, op.writes)):
                 role = self.graph.storages[storage].role
                 remains = role == Role.ACCUMULATOR and self._off_chip(storage)
                 if remains or (role == Role.GRADIENT and storage in self.updated):

@@ -12,18 +12,17 @@ from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, S
 from ipu_exec.compiler.placement.reads import read_values
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
-from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage
+from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Role
 from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.timeline.links import IPUS_OF_A_PROCESS, MAX_IPUS
 
 logger = logging.getLogger("ipu_exec")
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
-_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
-_AT_HOME = (*_PERSISTENT, Role.INPUT)
+_AT_HOME = (*OF_WEIGHTS, Role.INPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def check_buffers(graph: Graph, options: CompileOptions) -> None:
         return
     for op in graph.ops:
         for value in op.writes if op.direction == Direction.FORWARD else ():
-            storage = graph.storages[graph.values[value].storage]
+            storage = graph.storage_of(value)
             if storage.role == Role.BUFFER and not storage.name.endswith(_STATISTICS):
                 raise Error(
                     "PopTorch does not support broadcasting buffers. If your model is able to"
@@ -201,7 +200,7 @@ def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bo
         if op.direction == Direction.FORWARD:
             for value in read_values(op):
                 weights.setdefault(graph.values[value].storage, op.block)
-        written = [_storage_of(graph, value) for value in op.writes]
+        written = [graph.storage_of(value) for value in op.writes]
         adds_to = [s.parameter for s in written if s.role == Role.ACCUMULATOR]
         added = op.direction == Direction.BACKWARD and info(op.aten).addition
         if added and adds_to and adds_to[0] in weights:
@@ -210,13 +209,8 @@ def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bo
             together = home in at and at[home] == at.get(maker)
             if maker not in (-1, home):
                 graph.ops[index] = replace(op, block=maker if together else home)
-        for output in op.outputs:
-            if output is not None and not op.writes:
-                makers.setdefault(graph.values[output].storage, op.block)
-
-
-def _storage_of(graph: Graph, value: int) -> Storage:
-    return graph.storages[graph.values[value].storage]
+        for storage in graph.results(op) if not op.writes else ():
+            makers.setdefault(storage, op.block)
 
 
 def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
@@ -261,12 +255,9 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
             later, at = writers.get(graph.values[value].storage, (0, ""))
             if later > stage:
                 raise _backwards(op, name, stage, at, later, "stage", "stages of a pipeline")
-        for output in op.outputs if not is_view(op.aten) else ():
-            if (
-                output is not None
-                and graph.storages[graph.values[output].storage].role not in _PERSISTENT
-            ):
-                writers[graph.values[output].storage] = (stage, name)
+        for storage in graph.results(op) if not is_view(op.aten) else ():
+            if graph.storages[storage].role not in OF_WEIGHTS:
+                writers[storage] = (stage, name)
 
 
 def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
@@ -307,13 +298,12 @@ def _place_ops(
             stage = 0 if op.direction == Direction.FORWARD or op.forward_op >= 0 else stages - 1
         op_stage.append(stage)
         for value in op.inputs:
-            storage = _storage_of(graph, value)
+            storage = graph.storage_of(value)
             if storage.role in _AT_HOME:
                 # an accumulator is its weight's, whichever stage adds to it first
                 home.setdefault(storage.id, home.get(storage.parameter, stage))
-        for output in op.outputs:
-            if output is not None:
-                made_at.setdefault(graph.values[output].storage, stage)
+        for made in graph.results(op):
+            made_at.setdefault(made, stage)
     return tuple(op_stage), home
 
 
@@ -321,11 +311,10 @@ def _update_stage(
     graph: Graph, op: OpNode, home: Mapping[int, int], made_at: Mapping[int, int]
 ) -> int:
     """The stage of an update op: its weight's, or that of the update ops whose results it reads."""
-    operands = [graph.storages[graph.values[v].storage] for v in op.inputs]
+    operands = [graph.storage_of(value) for value in op.inputs]
     for storage in operands:
-        owner = storage.parameter if storage.parameter >= 0 else storage.id
-        if owner in home:
-            return home[owner]
+        if storage.owner in home:
+            return home[storage.owner]
     return next((made_at[storage.id] for storage in operands if storage.id in made_at), 0)
 
 
@@ -336,10 +325,9 @@ def _find_transfers(
     makers: dict[int, tuple[int, Direction]] = {}
     wanted: dict[tuple[int, Direction, int, bool], int] = {}
     away: dict[tuple[int, Direction, int, bool], int] = {}
-    values = graph.values
     for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
-            storage = values[value].storage
+            storage = graph.values[value].storage
             if graph.storages[storage].role == Role.ACCUMULATOR:
                 continue  # stages of the IPU that has it add to it
             source, direction = makers.get(storage, (home.get(storage, stage), Direction.FORWARD))
@@ -349,9 +337,8 @@ def _find_transfers(
                 wanted[key] = further(wanted.get(key, stage), stage)
                 if stages[stage].ipu != stages[source].ipu:
                     away[key] = further(away.get(key, stage), stage)
-        for output in op.outputs:
-            if output is not None:
-                makers.setdefault(values[output].storage, (stage, op.direction))
+        for storage in graph.results(op):
+            makers.setdefault(storage, (stage, op.direction))
     return tuple(
         Transfer(key[0], key[1], key[2], target, away.get(key, key[2]))
         for key, target in wanted.items()

@@ -101,9 +101,8 @@ def update_blocks(graph: Graph) -> dict[int, int]:
             continue
         block = _owner_block(graph, op, weight_blocks, makers)
         blocks[op.id] = block
-        for output in op.outputs:
-            if output is not None:
-                makers.setdefault(graph.values[output].storage, block)
+        for storage in graph.results(op):
+            makers.setdefault(storage, block)
     return blocks
 
 
@@ -112,9 +111,8 @@ def _owner_block(
 ) -> int:
     """The Block of the first operand that has one."""
     for value in op.inputs:
-        storage = graph.storages[graph.values[value].storage]
-        owner = storage.parameter if storage.parameter >= 0 else storage.id
-        block = weight_blocks.get(owner, makers.get(storage.id, -1))
+        storage = graph.storage_of(value)
+        block = weight_blocks.get(storage.owner, makers.get(storage.id, -1))
         if block >= 0:
             return block
     return -1
