@@ -23,6 +23,11 @@ def cycles(number: float) -> str:
     return _in_three_digits(number, _PREFIXES)
 
 
+def in_three_digits(number: float) -> str:
+    """An estimate whose further digits would say more than is known: 557,000,000."""
+    return f"{float(f'{number:.3g}'):,.0f}"
+
+
 def seconds(time: float) -> str:
     """A time with the unit that suits it: 483 ms, 1.2 µs."""
     return _in_three_digits(time, _TIMES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ipuscope.planner.levers.waits import Waits
-from ipuscope.profiler.units import sentence, size
+from ipuscope.profiler.units import in_three_digits, sentence, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,8 @@ class Insight:
         """Cycles, or bytes with their unit, '<=' a bound and '~' an estimate; "": not known."""
         mark = "<= " if self.at_most else "~" if self.estimate else ""
         if self.gain_cycles:
-            return f"{mark}{self.gain_cycles:,}"
+            exact = in_three_digits if self.estimate else "{:,}".format
+            return f"{mark}{exact(self.gain_cycles)}"
         return f"{mark}{size(self.gain_bytes)}" if self.gain_bytes else ""
 
     @property

@@ -89,16 +89,15 @@ def _instead(advised: Advised, advice: Advice) -> str:
 def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     present = advised.present
     title, detail, waits = finding(basis, advice.levers, lambda what: _room(advice, what))
-    estimate = " (an estimate)" if advice.estimate else ""
     cycles = gain(advice, present)
     changed = training_changes(advice, present)
     detail += f" This changes the training: {changed}." if changed else ""
-    if not advice.surely and advice.memory not in detail:
-        detail += f" Whether it fits is open ({advice.memory})."
+    if advice.memory not in detail:
+        detail += _is_open(advice)
     detail += _instead(advised, advice)
     return Insight(
         title,
-        f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
+        f"{detail} The same samples take {_fewer(advice, cycles)}.",
         "write this",
         _where(basis),
         cycles,
@@ -125,6 +124,18 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     )
 
 
+def _is_open(advice: Advice) -> str:
+    return "" if advice.surely else f" Whether it fits is open ({advice.memory})."
+
+
+def _fewer(advice: Advice, cycles: int) -> str:
+    """Cycles that are saved; of an estimate as many digits as it has, and its error."""
+    if not advice.estimate:
+        return f"{cycles:,} cycles less"
+    share = advice.doubt / max(1e-9, advice.samples_per_second)
+    return f"about {units.in_three_digits(cycles)} cycles less (an estimate: the rate ±{share:.0%})"
+
+
 def _room(advice: Advice, for_what: str) -> str:
     """Whether there is room for what a lever adds."""
     extent = f"the largest extent is {units.size(advice.fullest)} then"
@@ -136,15 +147,15 @@ def _room(advice: Advice, for_what: str) -> str:
 def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     present = advised.present
     cycles = gain(advice, present)
-    how = "an estimate; " if advice.estimate else ""
     samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
         f"{len(advice.levers.pulled)} levers together make it {advice.gain:.2f} times as fast",
         f"{units.sentence(advice.title)}: {units.per_second(advice.samples_per_second)} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
-        f" samples {basis.turn} {samples}. The same samples take {cycles:,} cycles less than"
-        f" the present {present.cycles:,} ({how}ipu-report advise --check compiles it)."
-        f"{_instead(advised, advice)}{''.join(f' {one}' for one in advised.notes)}",
+        f" samples {basis.turn} {samples}. The same samples take {_fewer(advice, cycles)}, of"
+        f" {present.cycles:,} at present. To compile it: ipu-report advise --check."
+        f"{_is_open(advice)}{_instead(advised, advice)}"
+        f"{''.join(f' {one}' for one in advised.notes)}",
         "write this",
         _where(basis),
         cycles,

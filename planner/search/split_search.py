@@ -89,7 +89,7 @@ class Split:
     def verdict(self) -> str:
         """What has been proven about it, as half a sentence."""
         if self.proven:
-            return "by these costs the quickest onto these IPUs: every split was looked at or ruled out"
+            return "by these costs the quickest onto these IPUs: all were looked at or ruled out"
         gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
         return f"not proven to be the quickest: one that takes up to {gap} less may exist"
 

@@ -304,28 +304,30 @@ def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
             assert insight.change == {"optimiser": "off chip"}
 
 
+def advice(memory: str = "fits", is_estimate: bool = False) -> Advice:
+    """One of a rate of 1,000 samples a second; estimates are off by 8 % of that."""
+    return Advice(
+        title="",
+        levers=Levers(),
+        cycles=1,
+        samples_per_second=1000.0,
+        gain=1.0,
+        samples=1,
+        fullest=641_229,
+        ipu=0,
+        memory=memory,
+        surely=memory == "fits",
+        estimate=is_estimate,
+        doubt=80.0 * is_estimate,
+        code=(),
+        argument="",
+        problems=(),
+    )
+
+
 def test_room_is_promised_only_where_it_is_known() -> None:
     told = {
-        memory: lever_gains._room(
-            Advice(
-                "",
-                Levers(),
-                1,
-                1.0,
-                1.0,
-                1,
-                641_229,
-                0,
-                memory,
-                memory == "fits",
-                False,
-                0.0,
-                (),
-                "",
-                (),
-            ),
-            "for it",
-        )
+        memory: lever_gains._room(advice(memory), "for it")
         for memory in ("fits", "IPU 0: too close to call: compile to know")
     }
     assert told["fits"] == "There is room for it: the largest extent is 626.2 KiB then."
@@ -389,6 +391,15 @@ def test_a_split_that_ends_a_tied_weights_travels_says_what_of_its_gain_is_that(
     assert "the mean" not in split.title
 
 
+def test_an_estimate_has_no_more_digits_than_it_knows() -> None:
+    said = lever_gains._fewer(advice(is_estimate=True), 557_000_044)
+    assert said == "about 557,000,000 cycles less (an estimate: the rate ±8%)"
+    assert lever_gains._fewer(advice(), 557_000_044) == "557,000,044 cycles less"
+    one = Insight("", "", "", "", 557_000_044, estimate=True)
+    assert one.gain_in_words == "~557,000,000"
+    assert replace(one, estimate=False).gain_in_words == "557,000,044"
+
+
 @pytest.mark.parametrize("name", ["a tied weight", "uneven layers"])
 def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]) -> None:
     """One question, one answer: all levers together, the split among them."""
@@ -397,6 +408,7 @@ def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]
     (one,) = [one for one in insights(report) if "levers together" in one.title]
     assert advised is not None and advised.levers.split is not None
     assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
+    assert ("Whether it fits is open" in one.detail) == (not advised.surely)
 
 
 def adds_up_and_is_spoken_of(report: Report) -> None:

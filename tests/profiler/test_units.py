@@ -87,3 +87,9 @@ def test_a_rate_has_three_digits_at_the_least(number: float, words: str) -> None
 def test_a_split_of_many_stages_counts_equal_neighbours() -> None:
     assert units.folded("-".join(["1"] * 60 + ["2"] * 4)) == "60x1-4x2"
     assert units.folded("2-1-1 on 0,1,0") == "2-1-1 on 0,1,0"
+
+
+def test_an_estimate_has_three_digits() -> None:
+    assert units.in_three_digits(557_000_044) == "557,000,000"
+    assert units.in_three_digits(-1_234.4) == "-1,230"
+    assert units.in_three_digits(42) == "42"
