@@ -34,29 +34,29 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def lanes(report: Report, profiles: Profiles) -> Drawing:
-    known = timespan.lanes_of(profiles, report, 0, 0)
-    known = timespan.with_steps(profiles, report, 0, 0, known)
+    known = timespan.Span(profiles, report).lanes()
+    known = timespan.Span(profiles, report).with_steps(known)
     return pipeline.drawing(known, CLOCK, LIGHT, follow=1)
 
 
 def steps(report: Report, profiles: Profiles) -> Drawing:
-    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
-    path = timespan.path_on_rows(profiles, report, 0, 0, rows, timespan.Arrangement())
+    rows = timespan.Span(profiles, report).rows(None, "flat")
+    path = timespan.Span(profiles, report).path_on_rows(rows)
     return trace.drawing(rows, CLOCK, DARK, (0, rows.end / 7), find="a", path=path)
 
 
 def flames(report: Report, profiles: Profiles) -> Drawing:
-    return trace.drawing(timespan.rows_of(profiles, report, 0, 0, 1, "flame"), CLOCK, LIGHT)
+    return trace.drawing(timespan.Span(profiles, report).rows(1, "flame"), CLOCK, LIGHT)
 
 
 def counted(report: Report, profiles: Profiles) -> Drawing:
-    rows = timespan.rows_of(profiles, report, 0, 0, 2, "flat")
-    of = counters.tracks(rows, timespan.counters_of(profiles, report, rows))
+    rows = timespan.Span(profiles, report).rows(2, "flat")
+    of = counters.tracks(rows, timespan.Span(profiles, report).counters(rows))
     return counters.drawn(of, rows.end, rows.origin, 1472, CLOCK, LIGHT)
 
 
 def busy(report: Report, profiles: Profiles) -> Drawing:
-    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
+    rows = timespan.Span(profiles, report).rows(None, "flat")
     return trace.overview(rows, CLOCK, DARK)
 
 

@@ -186,7 +186,7 @@ def bars_by_name(figure: object) -> dict[str, object]:
 )
 def test_lanes_are_chosen_by_their_names(report: Report, words: str, ipus: list[int]) -> None:
     arrangement = timespan.Arrangement.of("all", "", "", words)
-    lanes = timespan.lanes_of(Profiles([report]), report, 0, 0, arrangement)
+    lanes = timespan.Span(Profiles([report]), report, arrangement=arrangement).lanes()
     assert lanes.shown.tolist() == ipus == np.flatnonzero(lanes.lane >= 0).tolist()
     assert {*lanes.path.ipu.tolist()} <= {*ipus}
     pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, follow=0).checked()
@@ -419,7 +419,7 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
     rows = trace.flat(executed(report))
     name = str(report.steps(0, iteration=0).query("step >= 0")["name"].iloc[0])
     profiles = Profiles([report])
-    found = hits.executed(profiles, report, 0, 0, rows, name)
+    found = hits.executed(timespan.Span(profiles, report), rows, name)
     assert (len(found), found.cycles) == trace.matches(rows, name)
     here: tuple[float, float] | None = (-1.0, -1.0)
     for _ in range(3):
@@ -439,7 +439,7 @@ def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Re
     rows = trace.flat(executed(report))
     steps = report.steps(0, iteration=0).query("step >= 0 and end > start")
     name = str(steps.groupby(["name", "start", "end"])["ipu"].nunique().idxmax()[0])
-    found = hits.executed(Profiles([report]), report, 0, 0, rows, name)
+    found = hits.executed(timespan.Span(Profiles([report]), report), rows, name)
     now: hits.Hit | None = None
     seen = []
     for _ in range(len(found)):

@@ -19,7 +19,7 @@ from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.drawing import Selection
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, costs, details, hits, query, tables, timespan
-from ipuscope.viewer.pages.timespan import Arrangement
+from ipuscope.viewer.pages.timespan import Arrangement, Span
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
 from tests.viewer.outlines import enclosed, parts_of
@@ -77,7 +77,7 @@ def test_a_click_that_makes_no_sense_is_none(words: object) -> None:
 def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     report: Report, profiles: Profiles
 ) -> None:
-    lanes = timespan.lanes_of(profiles, report, 0, 0)
+    lanes = Span(profiles, report).lanes()
     drawing = pipeline.drawing(lanes, CLOCK, LIGHT)
     before = len(drawing.layout["shapes"]), len(drawing.layout["annotations"])
     drawings.marked(drawing, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
@@ -117,7 +117,7 @@ def test_a_lane_opens_and_a_pinned_ipu_stands_above_its_own() -> None:
 def test_every_ipu_is_drawn_once_however_lanes_are_arranged(
     report: Report, profiles: Profiles
 ) -> None:
-    lanes = timespan.lanes_of(profiles, report, 0, 0, Arrangement(False, (), (2,)))
+    lanes = Span(profiles, report, arrangement=Arrangement(False, (), (2,))).lanes()
     assert lanes.shown.tolist() == [2, 0, 1, 3]
     assert lanes.lane.tolist() == [1, 2, 0, 3]
     for lane, ipu in enumerate(lanes.shown.tolist()):
@@ -139,18 +139,19 @@ def test_profiles_are_named_apart() -> None:
 def test_a_wait_says_what_the_update_waits_for_meanwhile(
     report: Report, profiles: Profiles
 ) -> None:
-    path = timespan.chain(profiles, report, 0, 0)
+    span = Span(profiles, report)
+    path = span.path()
     at = int((path.end - path.start).argmax())
     begin, end = int(path.start[at]), int(path.end[at])
-    ((_, said),) = timespan.meanwhile(profiles, report, 0, 0, begin, end)
+    ((_, said),) = span.meanwhile(begin, end)
     assert said[0] == f"IPU {path.ipu[at]}, for 100.0% of it: "
     assert f"from={begin}&to={end}" in said[1].href
-    assert timespan.meanwhile(profiles, report, 0, None, begin, end) == []
-    assert timespan.meanwhile(profiles, report, 0, 0, -20, -10) == []
+    assert Span(profiles, report, iteration=None).meanwhile(begin, end) == []
+    assert span.meanwhile(-20, -10) == []
 
 
 def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles) -> None:
-    lanes = timespan.lanes_of(profiles, report, 0, 0)
+    lanes = Span(profiles, report).lanes()
     task = lanes.tasks[lanes.tasks["ipu"] == 2].iloc[5]
     middle = (task["start"] + task["end"]) / 2 - lanes.origin
     position = laning.task_at(lanes, middle, 2.1)
@@ -167,7 +168,7 @@ def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles)
 
 
 def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Profiles) -> None:
-    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
+    rows = Span(profiles, report).rows(None, "flat")
     window = (rows.end * 0.25, rows.end * 0.5)
     between = (int(window[0]) + rows.origin, int(window[1]) + rows.origin)
     each = [trace.by_activity(report.trace.spent(0, [ipu], 0, between)) for ipu in range(4)]
@@ -188,21 +189,22 @@ def _of_steps(rows: trace.Trace) -> np.ndarray:
 
 
 def test_a_flame_of_all_ipus_has_every_ipus_steps(report: Report, profiles: Profiles) -> None:
-    flames = timespan.rows_of(profiles, report, 0, 0, None, "flame")
-    flat = timespan.rows_of(profiles, report, 0, 0, None, "flat")
+    span = Span(profiles, report)
+    flames = span.rows(None, "flame")
+    flat = span.rows(None, "flat")
     steps = [np.sort(one.step[one.rows.source[_of_steps(one)]]) for one in (flames, flat)]
     assert np.array_equal(*steps)
     assert sorted(set(flames.ipu.tolist())) == [0, 1, 2, 3]
     assert [name for name in flames.names if name.startswith("IPU")] == [
         f"IPU {ipu}" for ipu in range(4)
     ]
-    path = timespan.path_on_rows(profiles, report, 0, 0, flames, Arrangement())
+    path = span.path_on_rows(flames)
     assert path is not None
     assert {flames.names[row] for row in path.ipu} <= {f"IPU {ipu}" for ipu in range(4)}
 
 
 def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles: Profiles) -> None:
-    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat").rows
+    rows = Span(profiles, report).rows(1, "flat").rows
     for at in (0, len(rows.start) // 2, len(rows.start) - 1):
         assert rows.at(0, rows.start[at]) == at
         assert rows.at(0, rows.end[at] - 0.5) == at
@@ -226,16 +228,17 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     counts = [report.trace.step_count(0, ipu, 0) for ipu in range(4)]
     monkeypatch.setattr(laning, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
-    lanes = timespan.with_steps(profiles, report, 0, 0, timespan.lanes_of(profiles, report, 0, 0))
+    span = Span(profiles, report)
+    lanes = span.with_steps(span.lanes())
     assert not len(lanes.steps) and len(lanes.tasks)
-    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat")
+    rows = span.rows(1, "flat")
     assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
     assert (rows.step == -1).all()
-    (said,) = timespan.as_tasks(report, 0, 0, [1])
+    (said,) = span.as_tasks([1])
     assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
     monkeypatch.setattr(laning, "MOST_STEPS", sum(counts))
-    assert timespan.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
-    all_of_it = timespan.with_steps(Profiles([report]), report, 0, 0, lanes)
+    assert span.as_tasks([0, 1, 2, 3]) == []
+    all_of_it = Span(Profiles([report]), report).with_steps(lanes)
     assert len(all_of_it.steps) == sum(counts)
 
 
@@ -251,30 +254,32 @@ def test_lanes_without_a_row_are_not_left_out_in_silence(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiles = Profiles([report])
-    assert timespan.left_out(profiles, report, 0, 0, Arrangement()) == []
+    span = Span(profiles, report)
+    assert span.left_out() == []
     monkeypatch.setattr(timespan, "FEW", 3)
-    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
+    rows = span.rows(None, "flat")
     assert len(rows.names) == 3
-    (said,) = timespan.left_out(profiles, report, 0, 0, Arrangement())
+    (said,) = span.left_out()
     assert said.children.startswith("3 of 4 lanes: the pinned ones")
 
 
 def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = timespan.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
+    whole = Span(Profiles([report]), report).rows(1, "flat")
     monkeypatch.setattr(laning, "MOST_STEPS", 0)
     profiles = Profiles([report])
     window = (whole.end * 0.4, whole.end * 0.5)
-    assert timespan.as_tasks(report, 0, 0, [1], window) == []
-    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat", window=window)
+    span = Span(profiles, report)
+    assert span.as_tasks([1], window) == []
+    rows = span.rows(1, "flat", window=window)
     assert (rows.origin, rows.end) == (whole.origin, whole.end)
     assert len(rows.rows.start) < len(whole.rows.start)
     drawn = [trace.drawing(one, CLOCK, LIGHT, window).data[0] for one in (rows, whole)]
     for name in ("base", "x"):
         assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
-    lanes = timespan.lanes_of(profiles, report, 0, 0)
-    lanes = timespan.with_steps(profiles, report, 0, 0, lanes, window)
+    lanes = span.lanes()
+    lanes = span.with_steps(lanes, window)
     assert 0 < len(lanes.steps) < sum(report.trace.step_count(0, ipu, 0) for ipu in range(4))
 
 
@@ -312,8 +317,9 @@ def test_a_notebooks_flame_graph_has_all_cycles_or_bytes(report: Report) -> None
 
 
 def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profiles) -> None:
-    each = timespan.rows_of(large, detailed, 0, 0, None, "flat", each=True)
-    fewer = timespan.rows_of(large, detailed, 0, 0, None, "flat")
+    span = Span(large, detailed)
+    each = span.rows(None, "flat", each=True)
+    fewer = span.rows(None, "flat")
     assert len(fewer.rows.start) < len(each.rows.start) / 2
     for name in ("names", "origin", "end"):
         assert getattr(fewer, name) == getattr(each, name)
@@ -323,8 +329,7 @@ def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profi
     assert filled[0] == pytest.approx(filled[1], rel=0.02)
     edges = np.linspace(0, each.end, 30) + each.origin
     found = [
-        counters.over_time(counters.tracks(one, timespan.counters_of(large, detailed, one)), edges)
-        for one in (each, fewer)
+        counters.over_time(counters.tracks(one, span.counters(one)), edges) for one in (each, fewer)
     ]
     for one, other in zip(*found, strict=True):
         assert one.max() == pytest.approx(other.max(), rel=0.2)
@@ -336,11 +341,12 @@ def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profi
 def test_a_click_on_merged_steps_is_on_the_one_that_is_there(
     detailed: Report, large: Profiles
 ) -> None:
-    each = timespan.rows_of(large, detailed, 0, 0, None, "flat", each=True)
+    span = Span(large, detailed)
+    each = span.rows(None, "flat", each=True)
     for at in range(0, len(each.rows.start), 37):
         row = int(np.searchsorted(each.rows.first, at, side="right")) - 1
         time = float(each.rows.start[at] - each.origin)
-        here = timespan.rows_of(large, detailed, 0, 0, None, "flat", moment=time)
+        here = span.rows(None, "flat", moment=time)
         assert here.names == each.names
         found = here.rows.at(row, time + here.origin)
         assert (here.rows.start[found], here.rows.end[found]) == (
@@ -353,19 +359,19 @@ def test_a_click_on_merged_steps_is_on_the_one_that_is_there(
 def test_zooms_and_moves_share_what_the_first_of_them_made(
     detailed: Report, large: Profiles
 ) -> None:
-    whole = timespan.rows_of(large, detailed, 0, 0, 1, "flat")
+    span = Span(large, detailed)
+    whole = span.rows(1, "flat")
     windows = [(0.4 * whole.end, 0.5 * whole.end), (0.1 * whole.end, 0.11 * whole.end)]
-    near, again = (
-        timespan.rows_of(large, detailed, 0, 0, 1, "flat", window=window) for window in windows
-    )
+    near, again = (span.rows(1, "flat", window=window) for window in windows)
     assert again is near
     assert (near.origin, near.end, near.names) == (whole.origin, whole.end, whole.names)
     assert near.finest <= 1 < whole.finest
 
 
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:
-    rows = timespan.rows_of(profiles, report, 0, 0, 2, "flat")
-    known = timespan.counters_of(profiles, report, rows)
+    span = Span(profiles, report)
+    rows = span.rows(2, "flat")
+    known = span.counters(rows)
     of = counters.tracks(rows, known)
     whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
     figure = counters.drawn(of, *whole, CLOCK, LIGHT)

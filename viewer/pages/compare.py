@@ -18,7 +18,7 @@ from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, refused, tables
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.tables import Column
-from ipuscope.viewer.pages.timespan import lanes_of, pixels, with_steps
+from ipuscope.viewer.pages.timespan import Span, pixels
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "compare"
@@ -137,12 +137,8 @@ def register(app: Dash, profiles: Profiles) -> None:
     def draw(profile: Any, beside: Any, unit: Any, scale: Any, where: Any) -> Any:
         theme, both = common.theme_of(where), profiles.pair(profile, beside)
         clocks = [Clock(report.target.clock_hz, common.unit_of(unit)) for report in both]
-        lanes = [
-            with_steps(profiles, report, 0, 0, lanes_of(profiles, report, 0, 0))
-            if len(report.runs)
-            else None
-            for report in both
-        ]
+        spans = [Span(profiles, report) for report in both]
+        lanes = [one.with_steps(one.lanes()) if len(one.report.runs) else None for one in spans]
         pairs = [*zip(lanes, clocks, strict=True)]
         end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)
         own = scale == _SCALES[1][0]

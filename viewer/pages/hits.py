@@ -25,7 +25,7 @@ from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, tables
 from ipuscope.viewer.pages.common import View
-from ipuscope.viewer.profiles import Profiles
+from ipuscope.viewer.pages.timespan import Span
 
 _WIDTH = 40  # times the hit's width: the window around it, unless it is narrower already
 
@@ -51,21 +51,24 @@ class Hit:
         return low, min(end, int(low + width))
 
 
-def executed(
-    profiles: Profiles, report: Report, run: int, iteration: int | None, rows: Trace, find: str
-) -> ExecutedByName:
+def executed(span: Span, rows: Trace, find: str) -> ExecutedByName:
     """The executions of steps of that name on the IPUs of the rows."""
-    words = find.strip().lower()
-    steps = profiles.made(report, ("named", words), lambda: NamedSteps.of(report, words))
+    words, report = find.strip().lower(), span.report
+    steps = span.profiles.made(report, ("named", words), lambda: NamedSteps.of(report, words))
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
-    return steps.executed(report, run, ipus, iteration)
+    return steps.executed(report, span.run, ipus, span.iteration)
+
+
+def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
+    """The position in ``rows.rows`` of the slice at a point of the figure; -1 if none."""
+    return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
 
 
 def chosen(
     rows: Trace, find: str, point: tuple[float, float] | None, window: tuple[float, float] | None
 ) -> Hit | None:
     """The slice at a point of the figure, if it is a hit and within the window."""
-    position = -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
+    position = slice_at(rows, point)
     if not figures.number_of_hit(rows, find, position)[0]:
         return None
     hit = _of(rows, position)

@@ -234,7 +234,7 @@ def _cycles(report: Report, theme: Theme, profiles: Profiles) -> Any:
     if not len(report.runs):
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     folded = timespan.Arrangement(timespan.fold_default(report) == "folded")
-    lanes = timespan.lanes_of(profiles, report, 0, 0, folded)
+    lanes = timespan.Span(profiles, report, arrangement=folded).lanes()
     figure = bar_figures.busy(
         [(one.name, one.members) for one in lanes.arranged],
         *cycles_of_ipus(report),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import causes, common, hits, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details, task_details
-from ipuscope.viewer.pages.timespan import Arrangement, Window
+from ipuscope.viewer.pages.timespan import Arrangement, Span, Window
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "timeline"
@@ -184,13 +183,12 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         # search hits are reported for each step
         it = what_is_asked(profiles, *what, window=(low, high), each=bool(words.strip()))
         window = common.window(low, high, it.rows.end)
-        pixels, named = timespan.pixels(where), it.named(profiles, words)
-        tasks = it.tasks(profiles, bool(words.strip()))
+        pixels, named = timespan.pixels(where), it.named(words)
+        tasks = it.tasks(bool(words.strip()))
         if tasks is not None:
-            shown = (profiles, it.report, it.run, it.iteration or 0, tasks, window)
             batch = common.whole(follow, -1)
             figure = pipeline_figures.drawing(
-                timespan.with_steps(*shown),
+                it.span.with_steps(tasks, window),
                 it.clock,
                 theme,
                 window,
@@ -198,25 +196,22 @@ def _figures(app: Dash, profiles: Profiles) -> None:
                 batch if batch >= 0 else None,
             )
         else:
-            path = timespan.path_on_rows(
-                profiles, it.report, it.run, it.iteration, it.rows, it.arrangement
-            )
-            have = named.names if named is not None else ()
+            path, have = it.span.path_on_rows(it.rows), named.names if named is not None else ()
             of = (it.rows, it.clock, theme, window, pixels, words, path, have)
-            figure = figures.drawing(*of, it.left(profiles, where))
+            figure = figures.drawing(*of, it.left(where))
         figure = with_streams(figure, it.report)
         marks = timespan.marks_of(asked_marks, it.rows.end)
         selected = timespan.selection_of(chosen, it.rows.end)
         marked(figure, marks, selected, it.clock, theme)
-        lanes = it.lanes(profiles) if tasks is None else tasks.arranged
+        lanes = it.lanes() if tasks is None else tasks.arranged
         end, count = it.rows.end, len(it.rows.names if tasks is None else tasks.shown)
         key = (it.key, tasks is None)
         timespan.keep_zoom(figure, NAME, it.clock, window, key, end, lanes, count)
         notes = [
-            *timespan.no_iteration(it.report, it.run, values[2]),
+            *timespan.no_iteration(it.report, it.span.run, values[2]),
             *timespan.refusals(low, high, asked_marks, chosen, end, count),
-            *(it.as_tasks() + it.left_out(profiles) if tasks is None else []),
-            *it.unnamed(profiles),
+            *(it.as_tasks() + it.left_out() if tasks is None else []),
+            *it.unnamed(),
         ]
         measured = timespan.measured(marks, selected, it.clock)
         result = _search_result(it.rows, words, it.clock, named)
@@ -231,7 +226,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         *what, where = values
         it = what_is_asked(profiles, *what)
         drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
-        over = figures.overview(*drawn, it.left(profiles, where))
+        over = figures.overview(*drawn, it.left(where))
         return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
 
 
@@ -252,7 +247,7 @@ def _counters(app: Dash, profiles: Profiles) -> None:
             *what, low, high, marks, _, where = values
             it = what_is_asked(profiles, *what, window=(low, high))
             window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
-            left = max(figures.left_margin(it.rows), it.left(profiles, where))
+            left = max(figures.left_margin(it.rows), it.left(where))
             figure = draw(it, window, theme, left)
             if figure is None:
                 return nothing(none, theme)
@@ -263,12 +258,12 @@ def _counters(app: Dash, profiles: Profiles) -> None:
     def counters(it: Asked, window: Any, theme: Theme, left: int) -> Drawing | None:
         if it.as_tasks():
             return None
-        tracks = timespan.tracks_of(profiles, it.report, it.rows, it.drawn)
+        tracks = it.span.tracks(it.rows, it.drawn)
         whole = (it.rows.end, it.rows.origin, it.report.target.tiles_per_ipu)
         return counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
 
     def links(it: Asked, window: Any, theme: Theme, left: int) -> Drawing | None:
-        key = ("link slices", it.run, it.iteration)
+        key = ("link slices", it.span.run, it.span.iteration)
         slices = profiles.made(it.report, key, lambda: link_slices(it.report, *key[1:]))
         if slices.empty:
             return None
@@ -293,14 +288,14 @@ def _sums(app: Dash, profiles: Profiles) -> None:
     def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
         *what, find, low, high, _, chosen = values
         it = what_is_asked(profiles, *what, window=(low, high))
-        tasks = it.tasks(profiles, bool(str(find or "").strip()))
+        tasks = it.tasks(bool(str(find or "").strip()))
         rows = it.rows
         window = common.window(low, high, rows.end) or (0.0, float(rows.end))
         selected = timespan.selection_of(chosen, rows.end)
         part = selected.rows if selected else None
         lanes = timespan.ipus_in(rows, part) if tasks is None else timespan.lanes_in(tasks, part)
         shown = rows.ipu[rows.of_steps].tolist() if tasks is None else tasks.ipus
-        executed = (it.run, it.iteration, rows.origin)
+        executed = (it.span.run, it.span.iteration, rows.origin)
         return hits.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
 
     @app.callback(
@@ -320,7 +315,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         it, words = what_is_asked(profiles, *what, each=True), str(find or "")
         forward = ctx.triggered_id == "timeline-next"
         window = common.window(low, high, it.rows.end)
-        named = it.named(profiles, words)
+        named = it.named(words)
         near = it if named is None else what_is_asked(profiles, *what, window=(low, high))
         here = hits.chosen(near.rows, words, timespan.point_of(at), window)
         hit = (
@@ -345,9 +340,9 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         if not words or not at:
             return ""
         it = what_is_asked(profiles, *what, window=(low, high), each=True)
-        position = slice_at(it.rows, timespan.point_of(at))
+        position = hits.slice_at(it.rows, timespan.point_of(at))
         number, count = figures.number_of_hit(it.rows, words, position)
-        named = what_is_asked(profiles, *what).named(profiles, words) if number else None
+        named = what_is_asked(profiles, *what).named(words) if number else None
         if named is not None:
             middle = (it.rows.rows.start[position] + it.rows.rows.end[position]) / 2
             row = int(np.searchsorted(it.rows.rows.first, position, side="right")) - 1
@@ -371,10 +366,10 @@ def _details(app: Dash, profiles: Profiles) -> None:
         *what, find, low, high = values
         point = timespan.point_of(at)
         it = what_is_asked(profiles, *what, window=(low, high), point=point)
-        if it.tasks(profiles, bool(str(find or "").strip())) is not None:
+        if it.tasks(bool(str(find or "").strip())) is not None:
             return ""
         rows = it.rows
-        position = slice_at(rows, point)
+        position = hits.slice_at(rows, point)
         return "" if position < 0 else _step_of(rows, position)
 
     @app.callback(
@@ -387,14 +382,13 @@ def _details(app: Dash, profiles: Profiles) -> None:
         *what, find, low, high, where = values
         point = timespan.point_of(at)
         it = what_is_asked(profiles, *what, window=(low, high), point=point)
-        tasks = it.tasks(profiles, bool(str(find or "").strip()))
+        tasks = it.tasks(bool(str(find or "").strip()))
         if tasks is not None and step in (None, ""):
-            path = partial(timespan.meanwhile, profiles, it.report, it.run, it.iteration)
-            return task_details(it.report, tasks, point, it.clock, path, at)
-        position = slice_at(it.rows, point)
+            return task_details(it.report, tasks, point, it.clock, it.span.meanwhile, at)
+        position = hits.slice_at(it.rows, point)
         number = common.whole(step, -1)
         here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
-        details: list[Any] = [_slice(profiles, it, position)] if here else []
+        details: list[Any] = [_slice(it, position)] if here else []
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
         given = number >= 0  # reading the steps in vain takes as long as finding one
@@ -413,31 +407,32 @@ def _details(app: Dash, profiles: Profiles) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for: the report, its rows, and their run."""
+    """What an address asks for: the span of time and its rows."""
 
-    report: Report
+    span: Span
     rows: Trace
     clock: Clock
-    run: int
-    iteration: int | None
     ipu: int | None
     level: str
-    arrangement: Arrangement
     window: Window = None
+
+    @property
+    def report(self) -> Report:
+        """The report of the chosen profile."""
+        return self.span.report
 
     @property
     def flame(self) -> bool:
         """Whether modules are lanes above the steps."""
         return self.level == "modules"
 
-    def tasks(self, profiles: Profiles, searching: bool) -> Lanes | None:
+    def tasks(self, searching: bool) -> Lanes | None:
         """The lanes if tasks are shown: on request, or in a wide window without a search."""
-        if self.level in ("steps", "modules") or self.iteration is None:
+        if self.level in ("steps", "modules") or self.span.iteration is None:
             return None
         if self.level == "auto" and (searching or self.ipu is not None):
             return None
-        what = (self.report, self.run, self.iteration)
-        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
+        lanes = self.span.lanes()
         if self.level == "tasks" or len(lanes.shown) > FEW or self.window is None:
             return lanes
         low, high = (end + lanes.origin for end in self.window)
@@ -445,66 +440,58 @@ class Asked:
         shown = np.count_nonzero((rows.end > low) & (rows.start < high))
         return lanes if shown > _TASKS * len(rows) else None
 
-    def left(self, profiles: Profiles, where: Any) -> int:
+    def left(self, where: Any) -> int:
         """Pixels at the left of tasks' lanes, shared with the figures below and above."""
-        if self.level == "steps" or self.iteration is None or self.flame or self.ipu is not None:
+        never = self.level == "steps" or self.flame or self.ipu is not None
+        if never or self.span.iteration is None:
             return 0
-        what = (self.report, self.run, self.iteration)
-        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
-        return pipeline_figures.left_margin(lanes, timespan.width(where))
+        return pipeline_figures.left_margin(self.span.lanes(), timespan.width(where))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """A key that tells these rows from others of the profile."""
-        return self.run, self.iteration, self.ipu, self.flame, self.arrangement
+        span = self.span
+        return span.run, span.iteration, self.ipu, self.flame, span.arrangement
 
     @property
     def drawn(self) -> tuple[Any, ...]:
         """The same, and which part of time has steps."""
-        ipus = np.unique(self.rows.ipu).tolist()
-        part = timespan.part_of(self.report, self.run, self.iteration, ipus, self.window)
-        return *self.key, part
+        return *self.key, self.span.part(self.ipus, self.window)
+
+    @property
+    def ipus(self) -> list[int]:
+        """The IPUs that have rows."""
+        return np.unique(self.rows.ipu).tolist()
 
     def as_tasks(self) -> list[Any]:
         """A message where rows have tasks instead of steps."""
-        ipus = np.unique(self.rows.ipu).tolist()
-        return timespan.as_tasks(self.report, self.run, self.iteration, ipus, self.window)
+        return self.span.as_tasks(self.ipus, self.window)
 
-    def left_out(self, profiles: Profiles) -> list[Any]:
+    def left_out(self) -> list[Any]:
         """A message where not all lanes have a row."""
-        if self.ipu is not None:
-            return []
-        what = (self.report, self.run, self.iteration or 0, self.arrangement)
-        return timespan.left_out(profiles, *what)
+        return self.span.left_out() if self.ipu is None else []
 
-    def unnamed(self, profiles: Profiles) -> list[Any]:
+    def unnamed(self) -> list[Any]:
         """A message where no lane has the name that is asked for, so that all are shown."""
-        words, what = self.arrangement.named, (self.report, self.run, self.iteration or 0)
+        words = self.span.arrangement.named
         if not words or self.ipu is not None:
             return []
-        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
-        if any(has_name(one, self.report.stages, words) for one in lanes.arranged):
+        if any(has_name(one, self.report.stages, words) for one in self.span.lanes().arranged):
             return []
         there, then = "they have IPUs, stages and Blocks in their names", "All are shown."
         return [common.message(refused.refused("lane with", words, there, then), "warning")]
 
-    def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
+    def named(self, words: str) -> ExecutedByName | None:
         """Executed steps of that name, if the rows over all time show tasks instead."""
-        ipus = np.unique(self.rows.ipu).tolist()
-        whole = timespan.part_of(self.report, self.run, self.iteration, ipus, None)
-        if not words.strip() or self.flame or whole is not None:
+        if not words.strip() or self.flame or self.span.part(self.ipus, None) is not None:
             return None
-        of = (self.report, self.run, self.iteration, self.rows)
-        return hits.executed(profiles, *of, words)
+        return hits.executed(self.span, self.rows, words)
 
-    def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[Lane, ...]:
         """The lanes of the rows, for a click on a name; none in a flame graph."""
         if self.ipu is not None or self.flame:
             return ()
-        lanes = timespan.lanes_of(
-            profiles, self.report, self.run, self.iteration or 0, self.arrangement
-        )
-        by_name = {one.mark + one.name: one for one in lanes.arranged}
+        by_name = {one.mark + one.name: one for one in self.span.lanes().arranged}
         return tuple(by_name[name] for name in self.rows.names if name in by_name)
 
 
@@ -529,20 +516,15 @@ def what_is_asked(
     kind = "flame" if level == "modules" else "flat"
     level = level if level in dict(LEVELS) else "auto"
     arrangement = Arrangement.of(*lanes) if one is None else Arrangement()
-    what = (profiles, report, at, which, one, kind, arrangement)
-    rows, shown = timespan.rows_of(*what, each=each and window is None), None
+    of = Span(profiles, report, at, which, arrangement)
+    rows, shown = of.rows(one, kind, each=each and window is None), None
     if window is not None:
         shown = common.window(*window, rows.end)
         moment = None if point is None else point[0]
         if each or moment is not None or shown is not None:
-            rows = timespan.rows_of(*what, shown, each, moment)
+            rows = of.rows(one, kind, shown, each, moment)
     clock = Clock(report.target.clock_hz, common.unit_of(unit))
-    return Asked(report, rows, clock, at, which, one, level, arrangement, shown)
-
-
-def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
-    """The position in ``rows.rows`` of the slice at a point of the figure; -1 if none."""
-    return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
+    return Asked(of, rows, clock, one, level, shown)
 
 
 def _step_of(rows: Trace, position: int) -> str:
@@ -550,7 +532,7 @@ def _step_of(rows: Trace, position: int) -> str:
     return str(step) if step >= 0 else ""
 
 
-def _slice(profiles: Profiles, it: Asked, position: int) -> Any:
+def _slice(it: Asked, position: int) -> Any:
     """When a slice begins and how long it lasts; for a wait, what the update waits for."""
     rows = it.rows.rows
     begin, end = int(rows.start[position]), int(rows.end[position])
@@ -562,11 +544,7 @@ def _slice(profiles: Profiles, it: Asked, position: int) -> Any:
             ("here", label or "waiting"),
             ("on", f"IPU {it.rows.ipu[row]}"),
             ("from, for", f"{begin:,}, {it.clock.both(end - begin)}"),
-            *(
-                timespan.meanwhile(profiles, it.report, it.run, it.iteration, begin, end)
-                if rows.code[position] == WAITING
-                else []
-            ),
+            *(it.span.meanwhile(begin, end) if rows.code[position] == WAITING else []),
         ]
     )
     return html.Div([facts, timespan.pin_button(begin, end)])

@@ -212,58 +212,6 @@ class Arrangement:
         )
 
 
-def lanes_of(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    arrangement: Arrangement = Arrangement(),
-) -> Lanes:
-    """The lanes of a device iteration, without the steps (`with_steps`)."""
-    how = (arrangement.fold, arrangement.opened, arrangement.pinned)
-    named = arrangement.named
-
-    def make() -> Lanes:
-        cycles = report.pipeline_cycles(run, iteration)
-        more = chain(profiles, report, run, iteration), shards_of(report)
-        tasks, none = report.tasks(run, iteration=iteration), Executed.nothing()
-        return lane_figures.lanes(tasks, none, cycles, report.stages, *how, *more, named)
-
-    return profiles.made(report, ("lanes", run, iteration, arrangement), make)
-
-
-def with_steps(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    lanes: Lanes,
-    window: Window = None,
-) -> Lanes:
-    """Lanes with their steps, if there is room for them.
-
-    ``window``: cycles from their start; if all steps are too many, only its steps.
-    """
-    part = part_of(report, run, iteration, lanes.ipus, window)
-    if part is None:
-        return lanes
-    return lanes.with_steps(_executed(profiles, report, run, iteration, lanes.ipus, part))
-
-
-def _executed(
-    profiles: Profiles, report: Report, run: int, iteration: int | None, ipus: Ipus, part: Part
-) -> StepRows:
-    """`Report.trace.executed`, once for lanes and rows of the same IPUs."""
-    key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
-
-    def make() -> StepRows:
-        return StepRows.of(
-            report.trace.executed(run, ipus, iteration, part.span, part.finest), ipus
-        )
-
-    return profiles.made(report, key, make)
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """The drawn steps of a span of time, on the clock of `Report.tasks`.
@@ -281,200 +229,229 @@ class Part:
         return self.low, self.high
 
 
-def part_of(
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipus: Ipus,
-    window: Window,
-    each: bool = False,
-    moment: float | None = None,
-) -> Part | None:
-    """The steps of these IPUs that are drawn.
+@dataclass(frozen=True)
+class Span:
+    """A device iteration of a call, or the whole call (``iteration`` None), as figures draw it."""
 
-    All if they are not too many; merged if there is no ``window`` and no pixel for each: a first
-    look. Zooms and moves share what the first of them made. Otherwise those of the window (cycles
-    from the start of what is shown), with a margin for dragging; None if these are too many, too:
-    tasks are drawn instead. ``each``: merge none; ``moment``: nor those of the tasks that run at
-    that cycle, which then suffice.
-    """
-    if lane_figures.drawable(report, run, iteration, ipus):
-        few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
-        if each or few or window is not None:
-            return Part()
-        origin, end = report.trace.extent(run, ipus, iteration)
-        if moment is None:
-            return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
-        return Part(origin + moment - 1, origin + moment + 1)
-    if len(ipus) > FEW or window is None:
-        return None
-    origin, _ = report.trace.extent(run, ipus, iteration)
-    margin = (window[1] - window[0]) / 2
-    part = (window[0] - margin + origin, window[1] + margin + origin)
-    few = report.trace.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
-    return Part(*part) if few else None
+    profiles: Profiles
+    report: Report
+    run: int = 0
+    iteration: int | None = 0
+    arrangement: Arrangement = Arrangement()
 
+    def lanes(self) -> Lanes:
+        """The lanes of the device iteration, without the steps; of a call, of its first."""
+        report, run, iteration, how = self.report, self.run, self.iteration or 0, self.arrangement
 
-def as_tasks(
-    report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window = None
-) -> list[Any]:
-    """A message if rows have tasks because their steps are too many."""
-    if part_of(report, run, iteration, ipus, window) is not None:
-        return []
-    count = lane_figures.steps_of(report, run, iteration, ipus)
-    words = (
-        f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
-        " forward or backward. Zoom in for the steps."
-    )
-    return [common.message(words)]
-
-
-def rows_of(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipu: int | None,
-    form: str,
-    arrangement: Arrangement = Arrangement(),
-    window: Window = None,
-    each: bool = False,
-    moment: float | None = None,
-) -> Trace:
-    """The trace ready to be drawn, of one IPU or of all lanes, at most `FEW`.
-
-    Rows have tasks if there are more steps than are drawn at once; with a ``window`` (cycles from
-    the start of what is shown) they have its steps if these are at most `MOST_IN_WINDOW`. ``each``
-    and ``moment`` as for `part_of`. ``iteration`` None: the whole call. ``form``: "flat", or
-    "flame" for a flame graph by module path.
-    """
-
-    def lanes() -> list[tuple[int, str]]:
-        if ipu is not None:
-            return [(ipu, f"IPU {ipu}")]
-        return _named(profiles, report, run, iteration or 0, arrangement)
-
-    def flames() -> Trace:
-        names, shown = report.ops["name"], lanes()
-        drawn = [
-            (
-                name if len(shown) > 1 else "task",
-                trace_figures.flame(
-                    report.steps(run, one, iteration), report.tasks(run, one, iteration), names
-                ),
+        def make() -> Lanes:
+            return lane_figures.lanes(
+                report.tasks(run, iteration=iteration),
+                Executed.nothing(),
+                report.pipeline_cycles(run, iteration),
+                report.stages,
+                how.fold,
+                how.opened,
+                how.pinned,
+                self.path(),
+                shards_of(report),
+                how.named,
             )
-            for one, name in shown
-        ]
-        return trace_figures.stacked(drawn)
 
-    key = ("trace", run, iteration, ipu, form, arrangement)
-    if form == "flame":
-        return profiles.made(report, key, flames)
-    shown = lanes()
-    ipus = list(dict.fromkeys(one for one, _ in shown))
-    part = part_of(report, run, iteration, ipus, window, each, moment)
+        return self.profiles.made(report, ("lanes", run, iteration, how), make)
 
-    def flat() -> Trace:
-        steps = (
-            StepRows.of(report.trace.executed_tasks(run, ipus, iteration), ipus)
-            if part is None
-            else _executed(profiles, report, run, iteration, ipus, part)
+    def with_steps(self, lanes: Lanes, window: Window = None) -> Lanes:
+        """Lanes with their steps, if there is room for them.
+
+        ``window``: cycles from their start; if all steps are too many, only its steps.
+        """
+        part = self.part(lanes.ipus, window)
+        return lanes if part is None else lanes.with_steps(self._executed(lanes.ipus, part))
+
+    def _executed(self, ipus: Ipus, part: Part) -> StepRows:
+        """`Report.trace.executed`, once for lanes and rows of the same IPUs."""
+        key = ("executed", self.run, self.iteration, tuple(int(ipu) for ipu in ipus), part)
+
+        def make() -> StepRows:
+            of = (self.run, ipus, self.iteration, part.span, part.finest)
+            return StepRows.of(self.report.trace.executed(*of), ipus)
+
+        return self.profiles.made(self.report, key, make)
+
+    def part(
+        self, ipus: Ipus, window: Window, each: bool = False, moment: float | None = None
+    ) -> Part | None:
+        """The steps of these IPUs that are drawn.
+
+        All if they are not too many; merged if there is no ``window`` and no pixel for each: a
+        first look. Zooms and moves share what the first of them made. Otherwise those of the window
+        (cycles from the start of what is shown), with a margin for dragging; None if these are too
+        many, too: tasks are drawn instead. ``each``: merge none; ``moment``: nor those of the tasks
+        that run at that cycle, which then suffice.
+        """
+        report, run, iteration = self.report, self.run, self.iteration
+        if lane_figures.drawable(report, run, iteration, ipus):
+            few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
+            if each or few or window is not None:
+                return Part()
+            origin, end = report.trace.extent(run, ipus, iteration)
+            if moment is None:
+                return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
+            return Part(origin + moment - 1, origin + moment + 1)
+        if len(ipus) > FEW or window is None:
+            return None
+        origin, _ = report.trace.extent(run, ipus, iteration)
+        margin = (window[1] - window[0]) / 2
+        part = (window[0] - margin + origin, window[1] + margin + origin)
+        few = report.trace.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
+        return Part(*part) if few else None
+
+    def as_tasks(self, ipus: Ipus, window: Window = None) -> list[Any]:
+        """A message if rows have tasks because their steps are too many."""
+        if self.part(ipus, window) is not None:
+            return []
+        count = lane_figures.steps_of(self.report, self.run, self.iteration, ipus)
+        words = (
+            f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
+            " forward or backward. Zoom in for the steps."
         )
-        whole = report.trace.extent(run, ipus, iteration)
-        return trace_figures.flat(steps, shown, whole, report.trace.ipus_with_io(run))
+        return [common.message(words)]
 
-    return profiles.made(report, (*key, part), flat)
+    def rows(
+        self,
+        ipu: int | None,
+        form: str,
+        window: Window = None,
+        each: bool = False,
+        moment: float | None = None,
+    ) -> Trace:
+        """The trace ready to be drawn, of one IPU or of all lanes, at most `FEW`.
 
+        Rows have tasks if there are more steps than are drawn at once; with a ``window`` (cycles
+        from the start of what is shown) they have its steps if these are at most `MOST_IN_WINDOW`.
+        ``each`` and ``moment`` as for `part`. ``form``: "flat", or "flame" for a flame graph by
+        module path.
+        """
+        report, run, iteration = self.report, self.run, self.iteration
 
-def _named(
-    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
-) -> list[tuple[int, str]]:
-    """The IPUs with a row, and its name; of many, the longest on the critical path."""
-    lanes = lanes_of(profiles, report, run, iteration, arrangement)
-    length = lanes.path.end - lanes.path.start
-    weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
-    pinned = np.array([one.pinned for one in lanes.arranged])
-    best = np.lexsort((-weight, ~pinned))[:FEW]
-    chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
-    return [(one.shown, one.mark + name) for one, name in chosen]
+        def lanes() -> list[tuple[int, str]]:
+            return self._named() if ipu is None else [(ipu, f"IPU {ipu}")]
 
+        def flames() -> Trace:
+            names, shown = report.ops["name"], lanes()
+            drawn = [
+                (
+                    name if len(shown) > 1 else "task",
+                    trace_figures.flame(
+                        report.steps(run, one, iteration), report.tasks(run, one, iteration), names
+                    ),
+                )
+                for one, name in shown
+            ]
+            return trace_figures.stacked(drawn)
 
-def left_out(
-    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
-) -> list[Any]:
-    """A message if there are more lanes than `rows_of` has rows."""
-    count = len(lanes_of(profiles, report, run, iteration, arrangement).shown)
-    if count <= FEW:
-        return []
-    words = (
-        f"{FEW} of {count} lanes: the pinned ones, and those that the update waits for longest. To"
-        " have another, pin it, choose its IPU, or fold some."
-    )
-    return [common.message(words)]
+        key = ("trace", run, iteration, ipu, form, self.arrangement)
+        if form == "flame":
+            return self.profiles.made(report, key, flames)
+        shown = lanes()
+        ipus = list(dict.fromkeys(one for one, _ in shown))
+        part = self.part(ipus, window, each, moment)
 
+        def flat() -> Trace:
+            steps = (
+                StepRows.of(report.trace.executed_tasks(run, ipus, iteration), ipus)
+                if part is None
+                else self._executed(ipus, part)
+            )
+            whole = report.trace.extent(run, ipus, iteration)
+            return trace_figures.flat(steps, shown, whole, report.trace.ipus_with_io(run))
 
-def path_on_rows(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    rows: Trace,
-    arrangement: Arrangement,
-) -> CriticalPath | None:
-    """The critical path on the rows that are shown; None for a whole call."""
-    if iteration is None:
-        return None
-    path = chain(profiles, report, run, iteration)
-    row = _row_of_ipus(profiles, report, run, iteration, rows, arrangement)[path.ipu]
-    there = row >= 0
-    return CriticalPath(row[there], path.start[there], path.end[there])
+        return self.profiles.made(report, (*key, part), flat)
 
+    def _named(self) -> list[tuple[int, str]]:
+        """The IPUs with a row, and its name; of many, the longest on the critical path."""
+        lanes = self.lanes()
+        length = lanes.path.end - lanes.path.start
+        weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
+        pinned = np.array([one.pinned for one in lanes.arranged])
+        best = np.lexsort((-weight, ~pinned))[:FEW]
+        chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
+        return [(one.shown, one.mark + name) for one, name in chosen]
 
-def _row_of_ipus(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    rows: Trace,
-    arrangement: Arrangement,
-) -> np.ndarray:
-    """The first row of each IPU, or of the IPU drawn in its place; -1 if it has none."""
-    row = np.full(report.target.num_ipus, -1)
-    ipus, first = np.unique(rows.ipu, return_index=True)
-    row[ipus[ipus >= 0]] = first[ipus >= 0]
-    if len(ipus) > 1:
-        lanes = lanes_of(profiles, report, run, iteration, arrangement)
-        row = np.where(lanes.lane >= 0, row[lanes.shown[lanes.lane]], -1)
-    return row
+    def left_out(self) -> list[Any]:
+        """A message if there are more lanes than `rows` has rows."""
+        count = len(self.lanes().shown)
+        if count <= FEW:
+            return []
+        words = (
+            f"{FEW} of {count} lanes: the pinned ones, and those that the update waits for longest."
+            " To have another, pin it, choose its IPU, or fold some."
+        )
+        return [common.message(words)]
 
+    def path(self) -> CriticalPath:
+        """The critical path over the IPUs in the device iteration; of a call, in the first."""
+        run, iteration = self.run, self.iteration or 0
+        return self.profiles.made(
+            self.report,
+            ("path", run, iteration),
+            lambda: CriticalPath(*path_on_ipus(self.report, run, iteration)),
+        )
 
-def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
-    """The counters of the rows; ``key`` distinguishes them from others of the report."""
-    return profiles.made(
-        report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
-    )
+    def path_on_rows(self, rows: Trace) -> CriticalPath | None:
+        """The critical path on the rows that are shown; None for a whole call."""
+        if self.iteration is None:
+            return None
+        path = self.path()
+        row = self._row_of_ipus(rows)[path.ipu]
+        there = row >= 0
+        return CriticalPath(row[there], path.start[there], path.end[there])
 
+    def _row_of_ipus(self, rows: Trace) -> np.ndarray:
+        """The first row of each IPU, or of the IPU drawn in its place; -1 if it has none."""
+        row = np.full(self.report.target.num_ipus, -1)
+        ipus, first = np.unique(rows.ipu, return_index=True)
+        row[ipus[ipus >= 0]] = first[ipus >= 0]
+        if len(ipus) > 1:
+            lanes = self.lanes()
+            row = np.where(lanes.lane >= 0, row[lanes.shown[lanes.lane]], -1)
+        return row
 
-def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
-    """The counters of the rows' IPUs, by IPU; replicas equal the first."""
-    ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
-    in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
-    each = [
-        profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
-    ]
-    if rows.finest and ipus:
-        several = dict(zip(in_replica, each, strict=True)).values()
-        each = [of_merged(report, [*several], rows.finest)] * len(ipus)
-    return dict(zip(ipus, each, strict=True))
+    def meanwhile(self, begin: int, end: int) -> list[tuple[str, Any]]:
+        """The IPU that is longest on the critical path between two cycles; a link to its steps.
 
+        Cycles are from the start of the device iteration; empty for a whole call.
+        """
+        if self.iteration is None:
+            return []
+        path = self.path()
+        took = (np.minimum(path.end, end) - np.maximum(path.start, begin)).clip(0)
+        if not took.any():
+            return []
+        by_ipu = np.bincount(path.ipu, weights=took)
+        ipu = int(by_ipu.argmax())
+        there = {"ipu": ipu % self.report.target.ipus_per_replica, "from": begin, "to": end}
+        words = f"IPU {ipu}, for {percent(by_ipu[ipu] / (end - begin))} of it: "
+        return [("critical path", [words, common.link("its steps", "timeline", **there)])]
 
-def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> CriticalPath:
-    """The critical path over the IPUs in a device iteration, as figures draw it."""
+    def tracks(self, rows: Trace, key: Hashable) -> list[Track]:
+        """The counters of the rows; ``key`` distinguishes them from others of the report."""
+        return self.profiles.made(
+            self.report, ("tracks", key), lambda: tracks(rows, self.counters(rows))
+        )
 
-    def make() -> CriticalPath:
-        return CriticalPath(*path_on_ipus(report, run, iteration))
-
-    return profiles.made(report, ("path", run, iteration), make)
+    def counters(self, rows: Trace) -> dict[int, OfSteps]:
+        """The counters of the rows' IPUs, by IPU; replicas equal the first."""
+        report = self.report
+        ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
+        in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
+        each = [
+            self.profiles.made(report, ("counters", of), partial(of_steps, report, of))
+            for of in in_replica
+        ]
+        if rows.finest and ipus:
+            several = dict(zip(in_replica, each, strict=True)).values()
+            each = [of_merged(report, [*several], rows.finest)] * len(ipus)
+        return dict(zip(ipus, each, strict=True))
 
 
 def link_to_wait(row: Any, total: int) -> str:
@@ -544,26 +521,6 @@ def nothing_at(asked: Any, end: int, lanes: int, what: str) -> Any:
     if asked in (None, ""):
         return common.message(click)
     return common.message(_no_point(asked, end, lanes, click), "warning")
-
-
-def meanwhile(
-    profiles: Profiles, report: Report, run: int, iteration: int | None, begin: int, end: int
-) -> list[tuple[str, Any]]:
-    """The IPU that is longest on the critical path between two cycles, with a link to its steps.
-
-    Cycles are from the start of the device iteration; empty for a whole call.
-    """
-    if iteration is None:
-        return []
-    path = chain(profiles, report, run, iteration)
-    took = (np.minimum(path.end, end) - np.maximum(path.start, begin)).clip(0)
-    if not took.any():
-        return []
-    by_ipu = np.bincount(path.ipu, weights=took)
-    ipu = int(by_ipu.argmax())
-    there = {"ipu": ipu % report.target.ipus_per_replica, "from": begin, "to": end}
-    words = f"IPU {ipu}, for {percent(by_ipu[ipu] / (end - begin))} of it: "
-    return [("critical path", [words, common.link("its steps", "timeline", **there)])]
 
 
 def pin_button(begin: int, end: int) -> Any:

@@ -106,9 +106,8 @@ def unit_for(machine: Machine, dtype: str, narrow: bool = False) -> Unit:
 
 
 def _cycles(rows: np.ndarray, table: Rows) -> np.ndarray:
-    none, one, two, three, further = table
-    more = three + further * (rows - 3)
-    return np.select([rows <= 0, rows == 1, rows == 2], [none, one, two], more)
+    few, further = np.array(table[:4]), table[4]
+    return few[np.clip(rows, 0, 3)] + further * np.maximum(rows - 3, 0)
 
 
 def _rows(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
@@ -125,9 +124,9 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     return np.maximum(most, WORKERS * _rows(rows // WORKERS, zeroing, unit) + 14)
 
 
-def _together(*counts: Ints) -> list[np.ndarray]:
-    """Counts as arrays of int64 of one shape."""
-    return list(np.broadcast_arrays(*(np.asarray(count, np.int64) for count in counts)))
+def _arrays(*counts: Ints) -> list[np.ndarray]:
+    """Counts as arrays of int64."""
+    return [np.asarray(count, np.int64) for count in counts]
 
 
 def conv_1x1_cycles(
@@ -143,7 +142,7 @@ def conv_1x1_cycles(
     ``passes`` of the unit make one of the ``out_groups``. fp16 with 96 rows, 4 in-groups, 2
     out-groups: 5,011, executed 4,843; fp32: 9,703 and 10,111.
     """
-    rows, gi, go, groups = _together(rows, in_groups, out_groups, conv_groups)
+    rows, gi, go, groups = _arrays(rows, in_groups, out_groups, conv_groups)
     retained = WORKERS * (unit.worker.first + unit.worker.change * (gi * groups - 1))
     again, anew = (_block(rows, zeroing, unit) for zeroing in (False, True))
     later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + again)))
@@ -179,7 +178,7 @@ def conv_nx1_cycles(
     which divides a group's input channels; ``passes`` make one of the ``out_groups``.
     """
     counts = segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups
-    segments, length, ky, kx, gi, go, groups, fh = _together(*counts, filter_height)
+    segments, length, ky, kx, gi, go, groups, fh = _arrays(*counts, filter_height)
     worker = _worker_nx1(unit, segments, length)
     start = np.select([fh == 1, fh == 2], [15, 46], 60)
     once = unit.load + start + 3 + WORKERS * worker
@@ -201,7 +200,7 @@ def slic_cycles(
     lib/poplin/PerformanceEstimation.hpp], getConvPartialSlicSupervisor*Estimate, which counts the
     weights of one block only; here each block's are loaded).
     """
-    segments, length, ky, kx, blocks = _together(segments, length, kernel_rows, kernel_cols, blocks)
+    segments, length, ky, kx, blocks = _arrays(segments, length, kernel_rows, kernel_cols, blocks)
     wide = int(unit.partial_bytes == 4)
     row = 15 + np.maximum(length - 5, 0) - wide
     worker = 17 + ceil_div(segments, WORKERS) * (11 + 3 * wide + (1 + wide) * row)
@@ -219,7 +218,7 @@ def hmac_cycles(
     ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialHorizontalMacSupervisorCycleEstimate).
     """
-    segments, length, taps, ins, outs = _together(segments, length, taps, ins, outs)
+    segments, length, taps, ins, outs = _arrays(segments, length, taps, ins, outs)
     lanes = 8 // unit.item_bytes
     dot = 7 - int(unit.half) + np.where(ins % lanes == 0, ins // lanes, 2 * ins + 1)
     elements = ceil_div(segments * length, WORKERS)
@@ -241,7 +240,7 @@ def vmac_cycles(
     own, which are zeroed and added up ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
     """
-    outputs, ky, kx, ins, vectors = _together(outputs, kernel_rows, kernel_cols, ins, vectors)
+    outputs, ky, kx, ins, vectors = _arrays(outputs, kernel_rows, kernel_cols, ins, vectors)
     wide = unit.partial_bytes == 4
     share = ceil_div(outputs * kx, WORKERS)
     worker = (19 if wide else 18) + ky * (
@@ -262,7 +261,7 @@ def outer_product_cycles(
     ``together`` of the ``channels`` are a group, whose loop is unrolled where it is long enough
     ([PL, lib/poplin/PerformanceEstimation.hpp], getOuterProductCycleEstimate).
     """
-    groups, width, channels = _together(groups, width, channels)
+    groups, width, channels = _arrays(groups, width, channels)
     share, blocks = ceil_div(width, WORKERS), ceil_div(channels, together)
     lanes, least, slow = (4, 12, 5) if unit.half else (2, 6, 4)
     unrolled = together >= least and together % lanes == 0
@@ -281,7 +280,7 @@ def reduce_partials_cycles(
     contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never. 256 outputs from
     8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
     """
-    outputs, depth, out_bytes = _together(outputs, depth, out_bytes)
+    outputs, depth, out_bytes = _arrays(outputs, depth, out_bytes)
     half = partial_bytes == 2
     loop, tail = (8, 8) if half else (4, 6)
     wider = np.where(out_bytes > 0, out_bytes, partial_bytes) == 4
@@ -315,7 +314,7 @@ def reduction_stages(depth: int) -> tuple[int, ...]:
         return ()
     left = _partials_after(depth, 1 if depth < 16 else 2 if depth < 125 else 3)[0]
     edges = (depth, *left, 1)
-    return tuple(int(ceil_div(a, b)) for a, b in itertools.pairwise(edges) if a > b)
+    return tuple(-(-a // b) for a, b in itertools.pairwise(edges) if a > b)
 
 
 @lru_cache(maxsize=16)

@@ -21,7 +21,7 @@ import numpy as np
 from ipu_exec.lowering.layouts import ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.lowering.products import amp
-from ipu_exec.lowering.products.product_costs import Candidates, estimate
+from ipu_exec.lowering.products.product_costs import Candidates, estimate, ordering_cycles
 from ipu_exec.lowering.products.product_problem import Problem, Splits, grains, unit_for
 from ipu_exec.lowering.products.product_search import divisions
 from ipu_exec.lowering.products.transposed_weights import Blocks
@@ -228,7 +228,10 @@ class _Pass:
             group_parts=group_parts,
             kernel_parts=ones,
         )
-        return estimate(self.problem, machine, unit, candidates)
+        before, after, temporary = estimate(self.problem, machine, unit, candidates)
+        used = np.multiply.reduce((*self.parts, group_parts))
+        ordering = ordering_cycles(self.problem, unit, self.method, 1, used)
+        return before + ordering + after, temporary
 
     def splits(self, group_parts: Array, at: int) -> Splits:
         """The splits of one grid."""

@@ -51,8 +51,8 @@ def estimate(
     unit: amp.Unit,
     candidates: Candidates,
     allowed: float = np.inf,
-) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates; inf if none is allowed."""
+) -> tuple[Array, Array, Array]:
+    """Cycles before and after `ordering_cycles` (inf if none is allowed), bytes of temporaries."""
     method, height, serial = candidates.method, candidates.height, candidates.serial
     whole, problem = problem, kernel_part(problem, candidates.kernel_parts)
     f, o = candidates.field_parts, candidates.out_parts
@@ -60,7 +60,7 @@ def estimate(
     rows, ins = candidates.rows, candidates.ins
     outs, groups = candidates.outs, candidates.groups
     width = np.broadcast_to(np.asarray(candidates.width), rows.shape)
-    used = np.maximum(1, f * o * i * candidates.group_parts)
+    used = f * o * i * candidates.group_parts
     item, partial = unit.item_bytes, unit.partial_bytes
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
@@ -70,7 +70,8 @@ def estimate(
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials + zeros, reducing)
     if temporary.min() > allowed:  # often so with few serial steps
-        return np.full(temporary.shape, np.inf), temporary
+        none = np.full(temporary.shape, np.inf)
+        return none, none, temporary
     # tiles that take the same operand share in storing it
     moved = inputs * (1.0 if problem.input_transform else problem.expansion) * (1 - 1 / o)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4)
@@ -86,9 +87,8 @@ def estimate(
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    once = _ordering_cycles(whole, unit, method, height, used, ins)
-    cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
-    return cycles, temporary
+    later = serial * (exchange_weights + zeros / 4 + compute + finishing)
+    return exchange_in, later, temporary
 
 
 def vertex_cycles(
@@ -165,14 +165,13 @@ def _zeros(
     return rows * groups * ins * (problem.kernel[1] * outs + width)
 
 
-def _ordering_cycles(
-    problem: Problem, unit: amp.Unit, method: str, height: int, used: Array, ins: Array
+def ordering_cycles(
+    problem: Problem, unit: amp.Unit, method: str, height: int, used: Array
 ) -> Array:
     """Estimated cycles of putting operands and results in order, on each of ``used`` tiles."""
     # Operands are put in order where they are expanded, where the operator always has them
     # otherwise, and where their channels have to be padded ([PL, lib/poplin/ConvModel.cpp],
-    # addTransformCycleEstimate). Expanded inputs take what that takes, if it is more. Dot products
-    # have `ins` channels each.
+    # addTransformCycleEstimate). Expanded inputs take what that takes, if it is more.
     item = unit.item_bytes
     grain_in, grain_out = grains(problem, unit, method, height)
     pads_in, pads_out = problem.in_channels % grain_in > 0, problem.out_channels % grain_out > 0

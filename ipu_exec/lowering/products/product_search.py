@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.products import amp
-from ipu_exec.lowering.products.product_costs import Candidates, estimate
+from ipu_exec.lowering.products.product_costs import Candidates, estimate, ordering_cycles
 from ipu_exec.lowering.products.product_problem import (
     Problem,
     Splits,
@@ -83,19 +84,45 @@ def _best_of(
     """
     method, height, serial = way
     allowed, most_cycles = bounds
-    grain_in, grain_out = grains(problem, unit, method, height)
-    out_groups, in_groups = (
-        int(ceil_div(problem.out_channels, grain_out)),
-        int(ceil_div(problem.in_channels, grain_in)),
-    )
-    if serial > out_groups:
-        return []
-    flat = method in ("1x1", "outer")
     if method in ("1x1", "nx1"):
-        padded = problem.groups * in_groups * grain_in * out_groups * grain_out
+        grain_in, grain_out = grains(problem, unit, method, height)
+        padded = -(-problem.in_channels // grain_in) * -(-problem.out_channels // grain_out)
+        padded *= problem.groups * grain_in * grain_out
         least = problem.segments * problem.width * problem.taps / prod(problem.field_stride)
         if least * padded > most_cycles * unit.macs_per_cycle * machine.product_tiles:
             return []
+    # passes of a layer differ in what has to be put in order
+    alike = replace(problem, reorders=(), output_copy=0.0)
+    fitting = _fitting(alike, machine, unit, way, allowed)
+    if fitting is None:
+        return []
+    parts, before, after, temporary = fitting
+    ordering = ordering_cycles(problem, unit, method, height, np.multiply.reduce(parts))
+    cycles = np.floor(before + ordering + after)
+    least_cycles = np.flatnonzero(cycles == cycles.min())
+    at = int(least_cycles[np.argmin(temporary[least_cycles])])
+    g, f, c, o, i, k = parts[:, at].tolist()
+    return [Splits(method, g, f, c, o, i, serial, height, int(cycles[at]), k)]
+
+
+@lru_cache(maxsize=64)
+def _fitting(
+    problem: Problem, machine: Machine, unit: amp.Unit, way: tuple[str, int, int], allowed: float
+) -> tuple[Array, ...] | None:
+    """The splits whose temporaries fit in ``allowed`` bytes; None if none does.
+
+    Part counts (groups, rows and columns of the field, output and input channels, kernel rows),
+    and what `estimate` says of them.
+    """
+    method, height, serial = way
+    grain_in, grain_out = grains(problem, unit, method, height)
+    out_groups, in_groups = (
+        -(-problem.out_channels // grain_out),
+        -(-problem.in_channels // grain_in),
+    )
+    if serial > out_groups:
+        return None
+    flat = method in ("1x1", "outer")
     counts = out_groups // serial, in_groups
     g, c, o, i, k = _parallel_splits(problem, machine.product_tiles, method, height, counts)
     field = problem.segments * problem.width if flat else problem.segments
@@ -113,18 +140,14 @@ def _best_of(
     candidates = Candidates(
         method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g, k
     )
-    cycles, temporary = estimate(problem, machine, unit, candidates, allowed)
-    possible = temporary <= allowed
+    costs = estimate(problem, machine, unit, candidates, allowed)
+    possible = costs[2] <= allowed
     if method == "slic":  # a vertex has one group of input and of output channels
         possible &= (ins == grain_in) & (outs == grain_out)
-    cycles = np.where(possible, np.floor(cycles), np.inf)
-    least_cycles = np.flatnonzero(cycles == cycles.min())
-    at = int(least_cycles[np.argmin(temporary[least_cycles])])
-    if not np.isfinite(cycles[at]):
-        return []
-    g_at, f_at, c_at, o_at, i_at, k_at = (int(v[at]) for v in (g, f, c, o, i, k))
-    estimated = int(cycles[at])
-    return [Splits(method, g_at, f_at, c_at, o_at, i_at, serial, height, estimated, k_at)]
+    if not possible.any():
+        return None
+    parts = np.array([g, f, c, o, i, k])
+    return parts[:, possible], *(one[possible] for one in costs)
 
 
 def _parallel_splits(
