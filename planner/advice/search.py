@@ -39,7 +39,7 @@ from ipuscope.profiler.answers import answer_of, name_of
 from ipuscope.profiler.provenance import LIGHTNING, Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
-from ipuscope.profiler.units import listed
+from ipuscope.profiler.units import listed, per_second
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
@@ -76,6 +76,19 @@ class Advice:
     code: tuple[str, ...]
     argument: str
     problems: tuple[str, ...]
+
+    @property
+    def rate(self) -> str:
+        """Samples a second in words; of an estimate three digits and its error: '~745 ±4%'."""
+        if not self.estimate:
+            return per_second(self.samples_per_second)
+        return f"~{per_second(float(f'{self.samples_per_second:.3g}'))} {self.error}".rstrip()
+
+    @property
+    def error(self) -> str:
+        """``doubt`` as a share of the rate: '±4%'; "" if there is none."""
+        share = self.doubt / max(1e-9, self.samples_per_second)
+        return f"±{share:.{int(share < 0.01)}%}" if share else ""
 
 
 @dataclass(frozen=True)
@@ -182,7 +195,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     estimates = [lever for lever, value in pulled(levers) if lever.estimate(basis, value)]
     exact = reduce(Levers.without, (one.name for one in estimates if one.doubt), levers)
     estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
-    doubt = max((one.doubt for one in estimates), default=0.0) * abs(estimated)
+    least = max((one.least_doubt for one in estimates), default=0.0) * outlook.samples_per_second
+    doubt = max(least, *(one.doubt * abs(estimated) for one in estimates), 0.0)
     if levers.overlap:  # I/O tiles compute nothing
         doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
     doubt_of_memory = basis.doubt_of_memory(levers)

@@ -82,8 +82,7 @@ def _instead(advised: Advised, advice: Advice) -> str:
     one = advised.instead_of(advice)
     if one is None:
         return ""
-    rate = f"{'about ' * one.estimate}{units.per_second(one.samples_per_second)}"
-    return f" Predicted to fit without doubt: {one.title}, {rate} samples a second."
+    return f" Predicted to fit without doubt: {one.title}, {one.rate} samples a second."
 
 
 def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
@@ -132,8 +131,8 @@ def _fewer(advice: Advice, cycles: int) -> str:
     """Cycles that are saved; of an estimate as many digits as it has, and its error."""
     if not advice.estimate:
         return f"{cycles:,} cycles less"
-    share = advice.doubt / max(1e-9, advice.samples_per_second)
-    return f"about {units.in_three_digits(cycles)} cycles less (an estimate: the rate ±{share:.0%})"
+    error = f": the rate {advice.error}" if advice.error else ""
+    return f"about {units.in_three_digits(cycles)} cycles less (an estimate{error})"
 
 
 def _room(advice: Advice, for_what: str) -> str:
@@ -150,7 +149,7 @@ def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
         f"{len(advice.levers.pulled)} levers together make it {advice.gain:.2f} times as fast",
-        f"{units.sentence(advice.title)}: {units.per_second(advice.samples_per_second)} samples a"
+        f"{units.sentence(advice.title)}: {advice.rate} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
         f" samples {basis.turn} {samples}. The same samples take {_fewer(advice, cycles)}, of"
         f" {present.cycles:,} at present. To compile it: ipu-report advise --check."

@@ -63,6 +63,7 @@ class Lever:
     ``settings``: the values worth trying alone, without the present one; ``doubt``: the share of
     its gain that the estimate may be off (docs/advice.md#estimates), 0 if the costs are the
     profile's; ``changes``: of the training, "half" or "samples", as `--allow` names it;
+    ``least_doubt``: the share of the rate that it may be off whatever it gains;
     ``is_estimate``: whether costs with it are estimates (None: if there is doubt).
     """
 
@@ -73,6 +74,7 @@ class Lever:
     finding: Callable[[Basis, Any], tuple[str, str, Waits]]
     settings: Callable[[Basis, Allowed], list[Any]] = lambda basis, allowed: []  # a search finds it
     doubt: float = 0.0
+    least_doubt: float = 0.0
     changes: str = ""
     is_estimate: Callable[[Basis, Any], bool] | None = None
 
@@ -209,6 +211,7 @@ LEVERS: dict[str, Lever] = {
             ),
             lambda basis, allowed: [True] if basis.sizes.halves and allowed.half else [],
             doubt=0.2,
+            least_doubt=0.12,
             changes="half",
         ),
         Lever(

@@ -229,7 +229,7 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[L
     return [
         say(
             f"The training stays as it is. With other training ({changes}) the best would be"
-            f" {_rate(best)} samples a second: --allow half,samples shows it."
+            f" {best.rate} samples a second: --allow half,samples shows it."
         )
     ]
 
@@ -297,7 +297,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         [{name: _plain(getattr(one, name)) for name in names} for one in advices],
         columns=pd.Index(names),
     )
-    frame["rate"] = [_rate(one) for one in advices]
+    frame["rate"] = [one.rate for one in advices]
     frame["times"] = [f"{one.gain:.2f}" if one.gain else "" for one in advices]
     columns = [Column("rate", "samples/s", str), Column("times", "times\nnow", str)]
     if outcomes is not None:
@@ -312,15 +312,6 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         Column("title", "change", sentence),
     ]
     return Table("advice", frame, tuple(columns) if advices else ())
-
-
-def _rate(one: Advice) -> str:
-    """Samples a second; an estimate comes with its error: '~745 ±4%'."""
-    rate = _per_second(one.samples_per_second)
-    if not one.estimate:
-        return rate
-    off = f" ±{one.doubt / one.samples_per_second:.0%}" if one.doubt else ""
-    return f"~{rate}{off}"
 
 
 def _plain(value: Any) -> Any:

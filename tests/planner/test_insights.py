@@ -395,6 +395,11 @@ def test_an_estimate_has_no_more_digits_than_it_knows() -> None:
     said = lever_gains._fewer(advice(is_estimate=True), 557_000_044)
     assert said == "about 557,000,000 cycles less (an estimate: the rate ±8%)"
     assert lever_gains._fewer(advice(), 557_000_044) == "557,000,044 cycles less"
+    rough = replace(advice(is_estimate=True), samples_per_second=2_450_066.0)
+    assert (advice().rate, rough.rate) == ("1,000", "~2,450,000 ±0.0%")
+    assert replace(rough, doubt=8_000.0).rate == "~2,450,000 ±0.3%"
+    assert replace(rough, doubt=514_500.0).rate == "~2,450,000 ±21%"
+    assert replace(rough, doubt=0.0).rate == "~2,450,000"
     one = Insight("", "", "", "", 557_000_044, estimate=True)
     assert one.gain_in_words == "~557,000,000"
     assert replace(one, estimate=False).gain_in_words == "557,000,044"

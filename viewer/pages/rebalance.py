@@ -296,9 +296,7 @@ def _levers(report: Report, advised: Advised) -> Any:
 
 
 def _lever(one: Advice, samples: int) -> Any:
-    rate = f"{per_second(one.samples_per_second)} samples a second"
-    if one.estimate:
-        rate = f"about {rate} (±{one.doubt / one.samples_per_second:.0%})"
+    rate = f"{one.rate} samples a second"
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
     if one.samples != samples:
         gain += f"; {one.samples:,} samples an update instead of {samples:,}"
