@@ -233,19 +233,30 @@ class _Run:
         return optimizer
 
     def _twins(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        """The weights of layers that stand in, each with its counterpart in the layer that runs."""
+        """The weights of layers that stand in, each with its counterpart in the layer that runs.
+
+        Known optimisers update any weights of a group alike that have the same shape and, as
+        accumulators do, gradients in the same order.
+        """
         group_of = {
             id(parameter): number
             for number, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
         }
         layers = self.repeats.twins()
-        twins = {}
+        known = type(optimizer).__module__.startswith(("torch.optim.", "ipu_exec.optim"))
+        by_shape = known and self.step.accumulate and not self.fakes.shapes
+        twins: dict[str, str] = {}
+        firsts: dict[tuple[Any, ...], str] = {}
         for name, parameter in self.trained.items():
-            path = enclosing(name, layers)
-            twin = self.trained.get(layers[path] + name.removeprefix(path)) if path else None
-            if twin is not None and group_of[id(twin)] == group_of[id(parameter)]:
-                twins[name] = layers[path] + name.removeprefix(path)
+            group, path = group_of[id(parameter)], enclosing(name, layers)
+            like = layers[path] + name.removeprefix(path) if path else name
+            if by_shape:
+                about = group, parameter.shape, parameter.stride(), parameter.dtype
+                like = firsts.setdefault(about, name)
+            twin = self.trained.get(like)
+            if like != name and twin is not None and group_of[id(twin)] == group:
+                twins[name] = like
         return twins
 
     @contextlib.contextmanager

@@ -140,7 +140,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
     compute, exchange = kind == "compute", kind == "exchange"
 
-    beyond = beyond_starting(cycles, kind)
+    beyond = beyond_starting(cycles, compute, exchange)
     has_start = compute & (vertices.start >= 0)
     beyond = np.where(has_start, np.maximum(0, cycles - vertices.start), beyond)
 
@@ -218,11 +218,10 @@ class _Order:
         return mask
 
 
-def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
-    """Cycles of steps beyond what starting one takes: int64, of computing and exchanges."""
+def beyond_starting(cycles: np.ndarray, *kinds: np.ndarray) -> np.ndarray:
+    """Cycles of steps beyond what starting one of its kind takes: int64; 0 of none of ``kinds``."""
     beyond = np.zeros_like(cycles)
-    for name in ("compute", "exchange"):
-        of_kind = kind == name
+    for of_kind in kinds:
         start = int(np.quantile(cycles[of_kind], SHORTEST)) if of_kind.any() else 0
         beyond[of_kind] = np.maximum(0, cycles[of_kind] - start)
     return beyond

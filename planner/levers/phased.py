@@ -76,7 +76,7 @@ class _Work:
     busy: np.ndarray
     remote: np.ndarray
     _ratios: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
-    _parts: dict[Any, _Work] = field(default_factory=dict, repr=False)
+    _parts: dict[Any, tuple[_Work, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _rows_of(self) -> list[np.ndarray]:
@@ -92,22 +92,24 @@ class _Work:
         ``weights`` and ``single`` are the shares of weights and of what always stays float32; the
         rest grows with the samples.
         """
-        every = np.arange(len(chosen))
         with_weights = np.flatnonzero(chosen & (weights != 0))
         with_single = np.flatnonzero(chosen & (single != 0))
         rest = np.where(chosen, 1 - weights - single, 1.0)
-        rows = np.concatenate([every, with_weights, with_single])
         share = np.concatenate([rest, weights[with_weights], single[with_single]])
-        stays = np.full(len(rows) - len(every), STAYS)
+        parts = np.concatenate([with_weights, with_single])
+
+        def behind(values: np.ndarray) -> np.ndarray:  # to gather all takes longer
+            return np.concatenate([values, values[parts]])
+
         return _Work(
-            self.task[rows],
-            self.stage[rows],
-            self.fixed[rows] * share,
-            self.beyond[rows] * share,
-            np.concatenate([self.growth, stays]),
-            np.arange(len(rows)) < len(every) + len(with_weights),
-            self.busy[rows],
-            self.remote[rows],
+            behind(self.task),
+            behind(self.stage),
+            behind(self.fixed) * share,
+            behind(self.beyond) * share,
+            np.append(self.growth, np.full(len(parts), STAYS)),
+            np.arange(len(share)) < len(rest) + len(with_weights),
+            behind(self.busy),
+            behind(self.remote),
         )
 
     def ratio(
@@ -123,12 +125,13 @@ class _Work:
         self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
     ) -> np.ndarray:
         if (tasks, remote) not in self._parts:
-            self._parts[tasks, remote] = self._part(tasks, remote)
-        work = self._parts[tasks, remote]
+            part = self._part(tasks, remote)
+            before = np.bincount(part.stage, part.fixed + part.beyond, stages)
+            self._parts[tasks, remote] = part, before
+        work, old = self._parts[tasks, remote]
         growth = growth_of_work(work.growth, work.busy, samples)
         rate = np.where(work.halves & half, 0.5, 1.0)
-        before, after = work.fixed + work.beyond, work.fixed + rate * growth * work.beyond
-        old, new = (np.bincount(work.stage, cycles, stages) for cycles in (before, after))
+        new = np.bincount(work.stage, work.fixed + rate * growth * work.beyond, stages)
         return np.where(old > 0, new / np.maximum(1, old), 1.0)
 
     def _part(self, tasks: tuple[BodyTask, ...], remote: bool) -> _Work:
@@ -290,7 +293,7 @@ class PhasedBasis(Basis):
     @cached_property
     def _work(self) -> _Work:
         report, steps = self.report, self.report.sequence
-        bodies, kind = steps.bodies_in_row, steps.steps_in_order("kind")
+        bodies, exchanges = steps.bodies_in_row, steps.steps_with("kind", "exchange")
         of_operator = steps.steps_with("purpose", Purpose.OPERATOR)
         remote = steps.steps_with("purpose", *_REMOTE)
         gathers = steps.steps_with("purpose", Purpose.ALL_GATHER)
@@ -301,7 +304,7 @@ class PhasedBasis(Basis):
         middle = steps.steps_with("type", records.STREAM_COPY_MID)
         copied = (remote & middle) | gathers | steps.steps_with("purpose", Purpose.COPY)
         growth = np.select(
-            [of_weights | gathers, of_operator & product & steps.steps_with("kind", "exchange")],
+            [of_weights | gathers, of_operator & product & exchanges],
             [STAYS, AS_PRODUCTS],
             AS_SAMPLES,
         )
@@ -314,7 +317,9 @@ class PhasedBasis(Basis):
         order = np.argsort(step, kind="stable")
         row, body = order[np.searchsorted(step[order], bodies.step[own])], body[own]
         cycles = steps.steps_in_order("cycles")[row]
-        beyond = np.where(of_operator[row], beyond_starting(cycles, kind[row]), 0)
+        kinds = steps.steps_with("kind", "compute"), exchanges
+        beyond = beyond_starting(cycles, *(of_kind[row] for of_kind in kinds))
+        beyond = np.where(of_operator[row], beyond, 0)
         beyond = np.where(copied[row], cycles, beyond)
         work = _Work(
             np.array([_POSITIONS.get(one, -1) for one in task])[body],
@@ -326,7 +331,7 @@ class PhasedBasis(Basis):
             busy[row],
             remote[row],
         )
-        return work.divided(remote[row], *moved[row].T)
+        return work.divided(remote[row], *(share[row] for share in moved.T))
 
     @cached_property
     def _moved(self) -> pd.DataFrame:

@@ -7,6 +7,7 @@ share a stage's tensors side by side (docs/pods.md#where-the-ipus-lie).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,9 +137,11 @@ def link_traffic(report: Report, slices: pd.DataFrame, edges: np.ndarray) -> np.
     """
     links = link_loads(report)
     share = np.zeros((len(links), len(edges) - 1))
-    for link in range(len(links)):
-        of = slices[slices["link"] == link]
-        start, end, sent = (of[name].to_numpy() for name in ("start", "end", "bytes"))
+    order = np.argsort(slices["link"].to_numpy(), kind="stable")
+    rows = slices[["link", "start", "end", "bytes"]].to_numpy()[order].T
+    first = np.searchsorted(rows[0], np.arange(len(links) + 1)).tolist()
+    for link, (begin, stop) in enumerate(pairwise(first)):
+        start, end, sent = rows[1:, begin:stop]
         rate = _rate(report, links["way"].iloc[link])
         share[link] = mean(start, end, until(sent), edges) / rate
     return share

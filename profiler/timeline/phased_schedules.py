@@ -162,8 +162,10 @@ Run = tuple[int, list[int]]  # FORWARD or BACKWARD, and the stages in the order 
 
 def _runs(costs: Costs, phases: Phases) -> list[Run]:
     """The pipelines one after another: each phase forward, then each backward in reverse."""
-    order = sorted(set(phases.of_stage))
-    stages = {p: [k for k, of in enumerate(phases.of_stage) if of == p] for p in order}
+    stages: dict[int, list[int]] = {}
+    for stage, phase in enumerate(phases.of_stage):
+        stages.setdefault(phase, []).append(stage)
+    order = sorted(stages)
     runs = [(FORWARD, stages[phase]) for phase in order]
     if costs.backward:
         runs += [(BACKWARD, stages[phase][::-1]) for phase in reversed(order)]
@@ -190,7 +192,7 @@ def _activity(costs: Costs, runs: list[Run], micro_batches: int) -> _Activity:
     for kind, stages in runs:
         cost = costs.forward if kind == FORWARD else costs.backward
         for place, stage in enumerate(stages):
-            cycles = begin + place + numbers
+            cycles = slice(begin + place, begin + place + micro_batches)
             micro[kind][cycles, stage] = numbers
             load[cycles, costs.ipus[stage]] += cost[stage]
         fill = min(len(stages), micro_batches) - 1

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions
+from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
@@ -74,8 +74,12 @@ class Figures:
 
     def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What an update waits for, as a waterfall of the critical path."""
-        path = critical_path.path_columns(self._report, run, iteration)
-        return self._carded(bars.waterfall(critical_path.waterfall(path), self._clock, self._theme))
+        if not run and not iteration:  # they are at hand
+            table = waits.of(self._report).waterfall
+        else:
+            path = critical_path.path_columns(self._report, run, iteration)
+            table = critical_path.waterfall(path)
+        return self._carded(bars.waterfall(table, self._clock, self._theme))
 
     def peak(self) -> go.Figure:
         """From the machine's peak down to MFU; ValueError where the profile has neither."""

@@ -464,7 +464,7 @@ class Recorder(TorchDispatchMode):
             if storage.role == Role.WEIGHT:
                 return storage.name.replace(".", "/")
             if "/update/" in storage.name:
-                return storage.name.split("/update/")[0]
+                return storage.name.rpartition("/update/")[0]
         return ""
 
     # -- origins ---

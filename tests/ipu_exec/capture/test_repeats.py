@@ -92,17 +92,27 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return outcomes
 
 
+class DecaysTheFirst(torch.optim.SGD):
+    """A user's own, which updates one weight otherwise than others of its shape."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        for number, weight in enumerate(group["params"]):
+            weight.data.sub_(weight.grad, alpha=0.1).mul_(1.0 if number else 0.9)
+
+
 def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
     parameters = list(model.parameters())
     return [
         torch.optim.AdamW(parameters),
         ipu_exec.optim.LAMB(parameters, lr=0.1),
         ipu_exec.optim.SGD(parameters, lr=0.1, momentum=0.9, use_combined_accum=True),
+        DecaysTheFirst(parameters, lr=0.1),
     ]
 
 
 @pytest.mark.parametrize("accumulate", [True, False])
-@pytest.mark.parametrize("optimiser", [0, 1, 2])
+@pytest.mark.parametrize("optimiser", [0, 1, 2, 3])
 def test_the_graph_of_a_stack_is_the_same(
     optimiser: int, accumulate: bool, runs: list[bool]
 ) -> None:
