@@ -58,6 +58,15 @@ class Provenance:
         """The command as a shell takes it; "" if the profile does not say."""
         return shlex.join(self.command)
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The script and its arguments as `ipu-run` takes them; ("SCRIPT",) if unknown."""
+        if not self.script:
+            return ("SCRIPT",)
+        before = self.command[: len(self.command) - len(self.arguments)]
+        is_module = before[-2:-1] == ("-m",)
+        return (*(before[-2:] if is_module else (self.script,)), *self.arguments)
+
     def differences(self, script: str, arguments: Sequence[str]) -> list[str]:
         """Sentences on how a script that is to be compiled again differs from the profile's."""
         differ = []

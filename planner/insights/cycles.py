@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.insights.finding import Insight, fewer, other_samples
 from ipuscope.planner.levers.script_lines import stages_line
 from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.split_text import in_address
@@ -251,6 +251,9 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     name = "gradientAccumulation" if costs.training else "deviceIterations"
     spoken = "gradient accumulation" if costs.training else "device iterations"
     instead = f"{spoken} of {many} instead of {costs.micro_batches}"
+    samples, is_estimate = costs.samples * costs.micro_batches, costs.accumulating is not None
+    if costs.training:
+        instead += f" ({other_samples(samples, samples * _MORE_MICRO_BATCHES)})"
     parts: list[tuple[str, int, str, str, int, tuple[PipelinePhase, ...]]] = []
     if ramps:
         why = f"For {ramps:,} cycles the pipeline fills or drains, and not all IPUs have work."
@@ -265,11 +268,11 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
         Insight(
             f"{title} {taken / max(1, present.total):.0%} of {turn(costs)}",
             why,
-            f"{instead} makes {what} rarer: {cycles:,} cycles less for the same samples",
+            f"{instead} makes {what} rarer: {fewer(cycles, is_estimate)} for the same samples",
             "/timeline",
             cycles,
             change={name: many},
-            estimate=costs.accumulating is not None,
+            estimate=is_estimate,
             waits=Waits(phases=phases),
             changes_batch=costs.training,
         )

@@ -68,6 +68,19 @@ class Insight:
         return f"{sentence(self.action)}{':' if self.code else '.'}"
 
 
+def fewer(cycles: int, estimate: bool, error: str = "") -> str:
+    """Cycles that are saved; of an estimate as many digits as are known, and its ``error``."""
+    if not estimate:
+        return f"{cycles:,} cycles less"
+    off = f": the rate {error}" if error else ""
+    return f"about {in_three_digits(cycles)} cycles less (an estimate{off})"
+
+
+def other_samples(now: int, then: int) -> str:
+    """Of the training, what another number of samples an update changes."""
+    return f"{then:,} samples an update instead of {now:,}"
+
+
 def with_line(report: Report, one: Insight, most: Callable[[], pd.DataFrame]) -> Insight:
     """The finding with the line whose operators have most of it; as it is if it changes options.
 

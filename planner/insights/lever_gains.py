@@ -15,7 +15,7 @@ from ipuscope.planner.advice import (
     anything,
     too_large,
 )
-from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.insights.finding import Insight, fewer, other_samples
 from ipuscope.planner.levers.registry import argument, finding
 from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
@@ -62,7 +62,7 @@ def training_changes(advice: Advice, present: Advice) -> str:
     """What an advice changes in the training; "" if it computes the same updates."""
     changes = ["half precision"] if advice.levers.half else []
     if advice.samples != present.samples:
-        changes.append(f"{advice.samples:,} samples an update instead of {present.samples:,}")
+        changes.append(other_samples(present.samples, advice.samples))
     return ", ".join(changes)
 
 
@@ -96,7 +96,7 @@ def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     detail += _instead(advised, advice)
     return Insight(
         title,
-        f"{detail} The same samples take {_fewer(advice, cycles)}.",
+        f"{detail} The same samples take {fewer(cycles, advice.estimate, advice.error)}.",
         "write this",
         _where(basis),
         cycles,
@@ -127,14 +127,6 @@ def _is_open(advice: Advice) -> str:
     return "" if advice.surely else f" Whether it fits is open ({advice.memory})."
 
 
-def _fewer(advice: Advice, cycles: int) -> str:
-    """Cycles that are saved; of an estimate as many digits as it has, and its error."""
-    if not advice.estimate:
-        return f"{cycles:,} cycles less"
-    error = f": the rate {advice.error}" if advice.error else ""
-    return f"about {units.in_three_digits(cycles)} cycles less (an estimate{error})"
-
-
 def _room(advice: Advice, for_what: str) -> str:
     """Whether there is room for what a lever adds."""
     extent = f"the largest extent is {units.size(advice.fullest)} then"
@@ -146,12 +138,13 @@ def _room(advice: Advice, for_what: str) -> str:
 def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     present = advised.present
     cycles = gain(advice, present)
+    less = fewer(cycles, advice.estimate, advice.error)
     samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
         f"{len(advice.levers.pulled)} levers together make it {advice.gain:.2f} times as fast",
         f"{units.sentence(advice.title)}: {advice.rate} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
-        f" samples {basis.turn} {samples}. The same samples take {_fewer(advice, cycles)}, of"
+        f" samples {basis.turn} {samples}. The same samples take {less}, of"
         f" {present.cycles:,} at present. To compile it: ipu-report advise --check."
         f"{_is_open(advice)}{_instead(advised, advice)}"
         f"{''.join(f' {one}' for one in advised.notes)}",

@@ -77,8 +77,7 @@ def command_line(made: Provenance, levers: str, ipus: int = 0, script: Sequence[
     number, both = ipus or made.num_ipus, merged(made.levers, levers)
     words = ["ipu-run", *(["--num-ipus", str(number)] if number else [])]
     words += ["--with", both] if both else []
-    own = (made.script, *made.arguments) if made.script else ("SCRIPT",)
-    return shlex.join([*words, *(script or own)])
+    return shlex.join([*words, *(script or made.program)])
 
 
 def merged(before: str, after: str) -> str:

@@ -240,8 +240,7 @@ def _tune(report: Report) -> list[Lines]:
     from ipuscope.reports.tables import say
 
     made, shards = Provenance.of(report), int(report.meta.get("tensor_sharding") or 1)
-    script = (made.script, *made.arguments) if made.script else ("SCRIPT",)
-    words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *script]
+    words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *made.program]
     what = "Memory proportions and how each stage saves memory only compiles can compare"
     return [say(f"{what}: {shlex.join(words)}")]
 

@@ -23,7 +23,7 @@ from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipuscope.planner.advice import Advice, Levers, advise
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import Insight, Waits, insights, lever_gains, share_accounted
-from ipuscope.planner.insights.finding import accounted
+from ipuscope.planner.insights.finding import accounted, fewer
 from ipuscope.planner.insights.rest import rest
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis, open_report, units
@@ -392,9 +392,9 @@ def test_a_split_that_ends_a_tied_weights_travels_says_what_of_its_gain_is_that(
 
 
 def test_an_estimate_has_no_more_digits_than_it_knows() -> None:
-    said = lever_gains._fewer(advice(is_estimate=True), 557_000_044)
+    said = fewer(557_000_044, True, advice(is_estimate=True).error)
     assert said == "about 557,000,000 cycles less (an estimate: the rate ±8%)"
-    assert lever_gains._fewer(advice(), 557_000_044) == "557,000,044 cycles less"
+    assert fewer(557_000_044, False) == "557,000,044 cycles less"
     rough = replace(advice(is_estimate=True), samples_per_second=2_450_066.0)
     assert (advice().rate, rough.rate) == ("1,000", "~2,450,000 ±0.0%")
     assert replace(rough, doubt=8_000.0).rate == "~2,450,000 ±0.3%"

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ipuscope.planner.levers.compile_again import compile_again, merged, merged_placement
+from ipuscope.planner.levers.compile_again import (
+    command_line,
+    compile_again,
+    merged,
+    merged_placement,
+)
 from ipuscope.profiler import open_report
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.reports.cli import main
@@ -84,6 +89,26 @@ def test_a_profile_says_how_it_was_made_and_is_made_so_again(tmp_path: Path) -> 
     script.write_text(SCRIPT + "# edited\n")
     (changed,) = made.differences(str(script), ["64"])
     assert "not the script" in changed
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (("ipu-run", "train.py", "64", "-m"), ("/a/train.py", "64", "-m")),
+        (
+            ("ipu-run", "--num-ipus", "2", "-m", "pkg.train", "64", "-m"),
+            ("-m", "pkg.train", "64", "-m"),
+        ),
+        ((), ("/a/train.py", "64", "-m")),
+    ],
+)
+def test_a_module_is_run_again_as_a_module(
+    command: tuple[str, ...], program: tuple[str, ...]
+) -> None:
+    made = Provenance(command, script="/a/train.py", arguments=("64", "-m"))
+    assert made.program == program
+    assert command_line(made, "half") == f"ipu-run --with half {' '.join(program)}"
+    assert Provenance().program == ("SCRIPT",)
 
 
 def test_why_nothing_was_compiled_is_one_line(tmp_path: Path) -> None:
