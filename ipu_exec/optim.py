@@ -139,25 +139,20 @@ def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The values, by name, that ``variable_attrs`` declares constant; lists have one per group."""
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
-    return {
-        name: (
-            [group[name] for group in optimizer.param_groups]
-            if name in optimizer.defaults
-            else getattr(optimizer, name, None)
-        )
-        for name in names
-    }
+    return {name: _value(optimizer, name) for name in names}
+
+
+def _value(optimizer: torch.optim.Optimizer, name: str) -> Any:
+    """An attribute's value; a list of each group's, if groups have it."""
+    if name in optimizer.defaults:
+        return [group[name] for group in optimizer.param_groups]
+    return getattr(optimizer, name, None)
 
 
 def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any]) -> None:
     """Error if a value that was constant when the model was compiled has changed."""
     for name, value in compiled.items():
-        in_groups = name in optimizer.defaults
-        now = (
-            [group[name] for group in optimizer.param_groups]
-            if in_groups
-            else getattr(optimizer, name, None)
-        )
+        now = _value(optimizer, name)
         if now != value:
             raise Error(
                 f"{name} was marked as constant when the model was compiled: expected {value} but"

@@ -204,19 +204,12 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
     # the more stages, the nearer each Block's memory is to what it holds alone
     most = max(1, ipus // (key.shards * max(1, key.in_parts)))
     count = min(len(blocks), most) if key.accumulates and not key.again else 1
-    final = True if key.again else False if key.keeps else None
+    final = key.last_recomputes
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
     stages = tuple(
         StagePlan(number, blocks[first:last], False if training and number < count - 1 else final)
         for number, (first, last) in enumerate(pairwise(cuts))
     )
     least = closed_forms.pipeline_stages(count, training)
-    return Mapped(
-        key.shards,
-        max(1, key.in_parts),
-        stages,
-        key.micro_batch,
-        max(2, least) if key.accumulates else 1,
-        key.proportion,
-        bool(key.in_parts),
-    )
+    accumulation = max(2, least) if key.accumulates else 1
+    return key.mapping(max(1, key.in_parts), stages, accumulation, bool(key.in_parts))

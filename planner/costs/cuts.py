@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,7 +157,5 @@ def even_runs(work: np.ndarray, count: int) -> tuple[int, ...]:
         return starts
 
     low, high = int(work.max()), int(work.sum())
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(begins(middle)) <= count else (middle + 1, high)
-    return tuple(begins(low))
+    few = bisect_left(range(low, high), True, key=lambda most: len(begins(most)) <= count)
+    return tuple(begins(low + few))

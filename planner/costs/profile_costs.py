@@ -126,7 +126,7 @@ class Costs(BlockCosts):
     def _with_measured_stash(self, report: Report) -> Costs:
         """With the cycles of the stages' stashes as they were profiled."""
         stages = np.arange(len(self.ipus))
-        if not (self.pipelined and self.training) or not self._in_order():
+        if not (self.pipelined and self.training) or not self.in_order:
             return self
         first, last = (np.searchsorted(self.stage, stages, side) for side in ("left", "right"))
         choices = Choice.as_profiled(self, first.tolist())
@@ -136,7 +136,8 @@ class Costs(BlockCosts):
         ]
         return replace(self, stash=self.stash.measured(report, first, np.array(fitted)))
 
-    def _in_order(self) -> bool:
+    @property
+    def in_order(self) -> bool:
         """Whether the stages follow the order of the Blocks, each with some of them."""
         stage = self.stage.tolist()
         return stage == sorted(stage) and sorted(set(stage)) == list(range(len(self.ipus)))
@@ -211,7 +212,7 @@ class Costs(BlockCosts):
     def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
         """``spent``[IPU] beyond ``estimated``[Block] cycles, on an IPU's Block that moves most."""
         beyond = np.zeros(len(self), dtype=np.int64)
-        if not self._in_order():
+        if not self.in_order:
             return beyond
         starts = np.searchsorted(self.stage, np.arange(len(self.ipus))).tolist()
         offloads = np.array([one.offload for one in Choice.as_profiled(self, starts)])

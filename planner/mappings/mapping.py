@@ -19,6 +19,31 @@ class Key:
     keeps: bool = False  # the last stage recomputes nothing, where the script's options say it does
     again: bool = False  # one stage has all Blocks, and recomputes (`Mapping.again`)
 
+    @property
+    def last_recomputes(self) -> bool | None:
+        """`StagePlan.recompute` of the last stage."""
+        return True if self.again else False if self.keeps else None
+
+    def mapping(
+        self,
+        replicas: int,
+        stages: tuple[StagePlan, ...],
+        accumulation: int,
+        in_parts: bool,
+        phases: int = 1,
+    ) -> Mapping:
+        """A mapping whose Blocks cost what this key's do."""
+        return Mapping(
+            self.shards,
+            replicas,
+            stages,
+            self.micro_batch,
+            accumulation,
+            self.proportion,
+            in_parts,
+            phases,
+        )
+
     def __str__(self) -> str:
         words = [f"micro-batch {self.micro_batch}"]
         words += [f"t {self.shards}"] if self.shards > 1 else []

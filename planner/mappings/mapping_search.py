@@ -430,27 +430,18 @@ def candidate_of(
 def mapping_of(place: Place, costs: Costs, assignment: Assignment) -> Mapping:
     """The mapping of a split onto a place."""
     key = place.priced.key
-    last = True if key.again else False if key.keeps else None
     parts = assignment.parts(costs)
     final = len(parts) - 1
     stages = tuple(
         StagePlan(
             ipu,
             costs.names[part.first : part.last + 1],
-            part.choice.recompute if costs.training and k < final else last,
+            part.choice.recompute if costs.training and k < final else key.last_recomputes,
             costs.training and part.choice.offload,
         )
         for k, (part, ipu) in enumerate(zip(parts, assignment.ipus, strict=True))
     )
-    return Mapping(
-        key.shards,
-        place.replicas,
-        stages,
-        key.micro_batch,
-        place.accumulation,
-        key.proportion,
-        bool(key.in_parts),
-    )
+    return key.mapping(place.replicas, stages, place.accumulation, bool(key.in_parts))
 
 
 def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:

@@ -135,16 +135,7 @@ def basis_mapping(
         for ipu, name, phase in zip(cut.ipus.tolist(), names, cut.phase, strict=True)
     )
     accumulation = question.global_batch // (key.micro_batch * replicas)
-    return Mapping(
-        key.shards,
-        replicas,
-        stages,
-        key.micro_batch,
-        accumulation,
-        key.proportion,
-        own.in_parts,
-        cut.phases,
-    )
+    return key.mapping(replicas, stages, accumulation, own.in_parts, cut.phases)
 
 
 def predicted_in_phases(costs: PhasedCosts, mapping: Mapping) -> Candidate:
@@ -284,14 +275,5 @@ def mapping_of(place: PhasedPlace) -> Mapping:
         StagePlan(ipu, costs.names[first:end], None, costs.off_chip, phase)
         for ipu, first, end, phase in zip(ipus, cut.starts, ends, cut.phase, strict=True)
     )
-    key = costs.key
-    return Mapping(
-        key.shards,
-        place.replicas,
-        stages,
-        key.micro_batch,
-        place.micro_batches,
-        key.proportion,
-        costs.in_parts,
-        cut.phases,
-    )
+    micro_batches, parts = place.micro_batches, costs.in_parts
+    return costs.key.mapping(place.replicas, stages, micro_batches, parts, cut.phases)

@@ -7,7 +7,7 @@ least or reports the gap; without a proof, neighbouring splits are tried.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -289,13 +289,14 @@ def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
     total = [0, *np.cumsum(early).tolist()]
     behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
     low, high = max(int(last.max()), -(-behind[0] // stages)), total[-1]
-    while low < high:
-        middle = (low + high) // 2
+
+    def enough(most: int) -> bool:
         at = 0
         for _ in range(stages - 1):
-            at = bisect_right(total, total[at] + middle) - 1
-        low, high = (low, middle) if behind[at] <= middle else (middle + 1, high)
-    return low
+            at = bisect_right(total, total[at] + most) - 1
+        return behind[at] <= most
+
+    return low + bisect_left(range(low, high), True, key=enough)
 
 
 def least_bottleneck(
@@ -426,7 +427,7 @@ def _somewhere(
 
     The profiled split, or one with even work in each stage; ValueError if that does not fit.
     """
-    if ipus == costs.ipus and _contiguous(costs):
+    if ipus == costs.ipus and costs.in_order:
         begin = Assignment.of(costs.stage.tolist(), costs.ipus)
     else:
         done = np.cumsum(costs.cycles.work) - costs.cycles.work
@@ -535,7 +536,7 @@ def _pace(costs: Costs, prediction: Prediction, least: int, free: int) -> list[s
 def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
     """Blocks that get another stage, and stages that get another IPU."""
     stages = prediction.assignment.stage_of(len(costs))
-    before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
+    before = Assignment.of(costs.stage.tolist(), costs.ipus) if costs.in_order else None
     if before is None:
         return []
     was = before.stage_of(len(costs))
@@ -549,8 +550,3 @@ def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
         return [f"moves {listed(moves, _MOST_NAMED)}"]
     same = prediction.assignment.parts(costs) == before.parts(costs)
     return [f"this is the split that was profiled{'' if same else ', memory is saved otherwise'}"]
-
-
-def _contiguous(costs: Costs) -> bool:
-    stage = costs.stage.tolist()
-    return stage == sorted(stage) and sorted(set(stage)) == list(range(len(costs.ipus)))

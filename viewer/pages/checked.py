@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
+from dash import Dash, Input, Output, dcc, html, no_update, set_props
 
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.split_text import in_address
@@ -60,8 +60,7 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
     @app.callback(
         Output(CHECKED, "children"),
         Input("rebalance-check", "n_clicks"),
-        State(common.param_id(page, "starts"), "value"),
-        State(common.param_id(page, "profile"), "value"),
+        *common.param_state(page, "starts", "profile"),
         prevent_initial_call=True,
     )
     def begin(clicks: Any, starts: Any, profile: Any) -> Any:
@@ -76,8 +75,7 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
         Output(CHECKED, "children", allow_duplicate=True),
         Output(CHECKING, "disabled"),
         Input(CHECKING, "n_intervals"),
-        State(common.param_id(page, "starts"), "value"),
-        State(common.param_id(page, "profile"), "value"),
+        *common.param_state(page, "starts", "profile"),
         prevent_initial_call=True,
     )
     def look(_: Any, starts: Any, profile: Any) -> Any:
@@ -163,8 +161,7 @@ def register_schedules(app: Dash, profiles: Profiles, asked: Asked, page: str) -
     @app.callback(
         Output(_ROWS, "children"),
         Input(_BUTTON, "n_clicks"),
-        State(common.param_id(page, "starts"), "value"),
-        State(common.param_id(page, "profile"), "value"),
+        *common.param_state(page, "starts", "profile"),
         common.theme_state(),
         prevent_initial_call=True,
     )

@@ -172,9 +172,24 @@ def param_input(page: str, *names: str) -> list[Input]:
     return [Input(param_id(page, name), "value") for name in names]
 
 
-def param_state(page: str, name: str) -> State:
-    """A control's value as a callback argument that does not trigger the callback."""
-    return State(param_id(page, name), "value")
+def param_state(page: str, *names: str) -> list[State]:
+    """Values of these controls as callback arguments that do not trigger the callback."""
+    return [State(param_id(page, name), "value") for name in names]
+
+
+def sets(
+    app: Dash, page: str, name: str, params: Sequence[str], *given: Input | State, too: bool = False
+) -> None:
+    """Let a function of assets/pages.js set parameters of the page when an input changes.
+
+    ``too``: other callbacks set them, too.
+    """
+    app.clientside_callback(
+        script(name),
+        *(Output(param_id(page, one), "value", allow_duplicate=too) for one in params),
+        *given,
+        prevent_initial_call=True,
+    )
 
 
 def query(**params: object) -> str:
@@ -562,14 +577,8 @@ def zooms(
     app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to", axis: str = "xaxis"
 ) -> None:
     """Keep the zoom of an axis of a graph in two hidden parameters."""
-    app.clientside_callback(
-        script(f"zoom_{axis[0]}"),
-        Output(param_id(page, low), "value"),
-        Output(param_id(page, high), "value"),
-        Input(graph_id, "relayoutData"),
-        State(graph_id, "figure"),
-        prevent_initial_call=True,
-    )
+    zoom, figure = Input(graph_id, "relayoutData"), State(graph_id, "figure")
+    sets(app, page, f"zoom_{axis[0]}", [low, high], zoom, figure)
 
 
 def window(low: object, high: object, end: int) -> tuple[float, float] | None:

@@ -92,13 +92,8 @@ def layout(view: View) -> Any:
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
-    app.clientside_callback(
-        common.script("compared"),
-        Output(common.param_id(NAME, "at"), "value"),
-        Input("compare-path", "clickData"),
-        common.param_state(NAME, "at"),
-        prevent_initial_call=True,
-    )
+    clicked = Input("compare-path", "clickData")
+    common.sets(app, NAME, "compared", ["at"], clicked, *common.param_state(NAME, "at"))
 
     @app.callback(
         Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),

@@ -154,28 +154,10 @@ def _stages(report: Report) -> list[tuple[str, str]]:
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     at, toggled = common.param_id(NAME, "at"), common.param_id(NAME, "toggled")
-    app.clientside_callback(
-        common.script("flamePart"),
-        Output(at, "value"),
-        Input("flame-graph", "clickData"),
-        common.param_state(NAME, "at"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        common.script("rooflinePoint"),
-        Output(common.param_id(NAME, "op"), "value", allow_duplicate=True),
-        Input("flame-graph", "clickData"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        common.script("costRow"),
-        Output(toggled, "value"),
-        Output(common.param_id(NAME, "op"), "value"),
-        Output(common.param_id(NAME, "node"), "value"),
-        Input("costs-grid", "cellClicked"),
-        State(toggled, "value"),
-        prevent_initial_call=True,
-    )
+    clicked, row = Input("flame-graph", "clickData"), Input("costs-grid", "cellClicked")
+    common.sets(app, NAME, "flamePart", ["at"], clicked, *common.param_state(NAME, "at"))
+    common.sets(app, NAME, "rooflinePoint", ["op"], clicked, too=True)
+    common.sets(app, NAME, "costRow", ["toggled", "op", "node"], row, State(toggled, "value"))
     app.clientside_callback(
         "function(order, layers) { return ['', '']; }",  # open rows do not exist in another tree
         Output(at, "value", allow_duplicate=True),

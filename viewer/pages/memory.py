@@ -121,20 +121,10 @@ def layout(view: View) -> Any:
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     _register_live(app, profiles)
-    app.clientside_callback(
-        common.script("variable"),
-        Output(common.param_id(NAME, "variable"), "value"),
-        Input({"variables": ALL}, "cellClicked"),
-        prevent_initial_call=True,
-    )
-    app.clientside_callback(
-        common.script("tile"),
-        Output(common.param_id(NAME, "tile"), "value"),
-        Input("memory-tiles", "clickData"),
-        Input("memory-chip", "clickData"),
-        Input({"variable": ALL}, "clickData"),
-        prevent_initial_call=True,
-    )
+    row = Input({"variables": ALL}, "cellClicked")
+    common.sets(app, NAME, "variable", ["variable"], row)
+    maps: list[Any] = ["memory-tiles", "memory-chip", {"variable": ALL}]
+    common.sets(app, NAME, "tile", ["tile"], *(Input(one, "clickData") for one in maps))
 
     @app.callback(
         Output("memory-tiles", "figure"),
@@ -352,13 +342,14 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
-    app.clientside_callback(
-        common.script("livePoint"),
-        Output(common.param_id(NAME, "step"), "value"),
-        Output(common.param_id(NAME, "tile"), "value", allow_duplicate=True),
+    common.sets(
+        app,
+        NAME,
+        "livePoint",
+        ["step", "tile"],
         Input("liveness-heat", "clickData"),
         Input("liveness-steps", "clickData"),
-        prevent_initial_call=True,
+        too=True,
     )
 
     zoom = ("first", "last", "low", "high")

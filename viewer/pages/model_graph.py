@@ -90,7 +90,7 @@ def register(app: Dash, profiles: Profiles, split_of: SplitOf, page: str) -> Non
     @app.callback(
         Output(common.param_id(page, "open"), "value"),
         Input("model-graph", "tapNodeData"),
-        common.param_state(page, "open"),
+        *common.param_state(page, "open"),
         prevent_initial_call=True,
     )
     def opened(node: Any, there: Any) -> Any:

@@ -63,12 +63,7 @@ def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
-    app.clientside_callback(
-        common.script("podIpu"),
-        Output(common.param_id(NAME, "ipu"), "value"),
-        Input("pod-map", "clickData"),
-        prevent_initial_call=True,
-    )
+    common.sets(app, NAME, "podIpu", ["ipu"], Input("pod-map", "clickData"))
 
     @app.callback(
         Output("pod-map", "figure"),

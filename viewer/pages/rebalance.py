@@ -184,7 +184,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         Input("rebalance-best", "n_clicks"),
         Input("rebalance-profiled", "n_clicks"),
         State("rebalance-count", "value"),
-        State(common.param_id(NAME, "profile"), "value"),
+        *common.param_state(NAME, "profile"),
         prevent_initial_call=True,
     )
     def change(best: Any, back: Any, count: Any, profile: Any) -> Any:
@@ -239,8 +239,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("rebalance-file", "data"),
         Input("rebalance-save", "n_clicks"),
-        State(common.param_id(NAME, "starts"), "value"),
-        State(common.param_id(NAME, "profile"), "value"),
+        *common.param_state(NAME, "starts", "profile"),
         prevent_initial_call=True,
     )
     def save(clicks: Any, starts: Any, profile: Any) -> Any:

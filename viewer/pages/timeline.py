@@ -144,14 +144,8 @@ _WHAT = ("profile", "run", "iteration", "span", "ipu", "level", *timespan.LANES,
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     common.zooms(app, NAME, "timeline-rows")
-    app.clientside_callback(
-        common.script("overviewPart"),
-        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
-        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
-        Input("timeline-overview", "selectedData"),
-        Input("timeline-overview", "figure"),
-        prevent_initial_call=True,
-    )
+    part = [Input("timeline-overview", one) for one in ("selectedData", "figure")]
+    common.sets(app, NAME, "overviewPart", ["from", "to"], *part, too=True)
     app.clientside_callback(
         common.script("markOverview"),
         Output("timeline-marked", "data"),
@@ -304,7 +298,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
         Input("timeline-previous", "n_clicks"),
         Input("timeline-next", "n_clicks"),
-        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to", "at")),
+        *common.param_state(NAME, *_WHAT, "find", "from", "to", "at"),
         prevent_initial_call=True,
     )
     def step_through(previous: Any, following: Any, *values: Any) -> Any:
@@ -331,7 +325,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("timeline-hit", "children"),
         *common.param_input(NAME, "at", "find"),
-        *(common.param_state(NAME, name) for name in (*_WHAT, "from", "to")),
+        *common.param_state(NAME, *_WHAT, "from", "to"),
     )
     def which_hit(at: Any, find: Any, *values: Any) -> Any:
         """Which of the hits the chosen slice is."""
@@ -356,7 +350,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output(common.param_id(NAME, "step"), "value"),
         Input(common.param_id(NAME, "at"), "value"),
-        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to")),
+        *common.param_state(NAME, *_WHAT, "find", "from", "to"),
         prevent_initial_call=True,
     )
     def clicked(at: Any, *values: Any) -> Any:
@@ -375,7 +369,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("timeline-step", "children"),
         *common.param_input(NAME, "step", "at", *_WHAT),
-        *(common.param_state(NAME, name) for name in ("find", "from", "to")),
+        *common.param_state(NAME, "find", "from", "to"),
         common.theme_state(),
     )
     def chosen(step: Any, at: Any, *values: Any) -> Any:

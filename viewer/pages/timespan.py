@@ -90,7 +90,7 @@ def inputs(page: str, *names: str) -> list[Input]:
 
 def states(page: str, *names: str) -> list[State]:
     """The same as `inputs`, as states of a callback with another trigger."""
-    return [State(one.component_id, "value") for one in inputs(page, *names)]
+    return common.param_state(page, *names, "from", "to", "marks", "select")
 
 
 def width(where: Any) -> int:

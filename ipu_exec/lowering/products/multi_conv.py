@@ -9,6 +9,7 @@ largest what is left. Poplin compares step by step; here it is the whole of each
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
 
@@ -79,11 +80,9 @@ def share_tiles(
         """The least number of tiles on which it takes no longer; all where that takes longer."""
         if taken(k, most) > limit:
             return most
-        low, high = 1, -(-most // _BUS)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if taken(k, _BUS * middle) <= limit else (middle + 1, high)
-        return min(most, _BUS * low)
+        groups = range(1, -(-most // _BUS))
+        few = bisect_left(groups, True, key=lambda count: taken(k, _BUS * count) <= limit)
+        return min(most, _BUS * (1 + few))
 
     count, left = len(specs), machines[0].tiles
     reserved = reserved if left >= count * reserved else max(1, left // count)
