@@ -7,7 +7,8 @@ they are off by):
   vertices without one, and of exchanges, it is what the profile's shortest steps take.
 - In float16 half as many bytes move, and vertices take as many cycles an element as their formulas
   say. Partial sums of products and reductions, accumulators, optimiser state and the update stay
-  float32. What is so small that most tiles idle is on half as many, with twice the elements.
+  float32, and what is computed from whole numbers alone, as positions are. What is so small that
+  most tiles idle is on half as many, with twice the elements.
 - Tiles that idle in a step take what more samples bring first; what goes to few tiles has theirs.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
@@ -43,6 +44,7 @@ _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru"
 _MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro-batch
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
+_FROM_OUTSIDE = (*OF_WEIGHTS, Role.INPUT)
 _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
 
 
@@ -152,6 +154,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
 
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
     float32 = order.partial_sums(vertices) | (accumulates & compute)
+    float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
     few_tiles = (busy < _FEW_TILES) & ~product
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     return Steps(
@@ -245,6 +248,18 @@ def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
     accumulators = variables.index[variables["role"] == Role.ACCUMULATOR]
     ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], accumulators)])
     return ops
+
+
+def _of_whole_numbers(report: Report, variables: pd.DataFrame) -> list[int]:
+    """Ids of operators on what no weight, buffer or input of floats has a part in, as positions."""
+    uses = report.file.table(records.Use)
+    used = variables[["role", "dtype", "op"]].reindex(uses["variable"])
+    floats = used["role"].isin(_FROM_OUTSIDE) & used["dtype"].isin((_SINGLE, _HALF))
+    halving: dict[int, bool] = {}
+    for op, maker, is_float in zip(uses["op"].tolist(), used["op"], floats, strict=True):
+        read = maker != op and halving.get(maker, True)  # a maker comes before its readers
+        halving[op] = halving.get(op, False) or is_float or read
+    return [op for op, halves in halving.items() if not halves]
 
 
 def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:

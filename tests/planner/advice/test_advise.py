@@ -388,3 +388,34 @@ def test_half_precision_is_no_lever_of_a_model_that_has_it(
     advised = advise(halved, anything(basis_of(halved)))
     every = (*advised.single, *([advised.together] if advised.together else []))
     assert not any(one.levers.half or one.levers.outputs for one in every)
+
+
+class Positioned(nn.Module):
+    """Adds sines of positions, which come from whole numbers or from a buffer that is halved."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.layer, self.whole = nn.Linear(64, 64), whole
+        self.register_buffer("rates", 1.0 / torch.arange(1, 65))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(16)
+        rates = 1.0 / torch.arange(1, 65) if self.whole else self.rates
+        angles = places.type_as(rates)[:, None] * rates
+        for _ in range(4):
+            angles = angles.sin()
+        return nn.functional.mse_loss(self.layer(x) + angles.to(x.dtype), y)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_of_whole_numbers_alone_stays_float32(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLNet's sines take as long in half precision; x-transformers' take twice as long."""
+    inputs = (torch.zeros(4, 16, 64), torch.zeros(4, 16, 64))
+    basis = basis_of(_compiled(Positioned(whole), _options(tmp_path / "float"), inputs))
+    predicted = basis.cycles_with(Levers(half=True))
+    monkeypatch.setenv(LEVERS_VARIABLE, "half")
+    halved = _compiled(Positioned(whole), _options(tmp_path / "half"), inputs)
+    off = 0.02 if whole else 0.1
+    assert predicted == pytest.approx(analysis.pace(halved).cycles, rel=off)
