@@ -7,11 +7,14 @@ and wants the report's lock, the other has that and wants the property.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _UNLOCKED: AbstractContextManager[None] = nullcontext()
 
 
@@ -44,3 +47,24 @@ class cached_property(Generic[T]):
             if self._name in values:
                 return values[self._name]
             return values.setdefault(self._name, self._make(instance))
+
+
+def _by_arguments(store: str) -> Callable[[F], F]:
+    def mark(make: F) -> F:
+        name, signature = f"{make.__module__}.{make.__qualname__}", inspect.signature(make)
+
+        @wraps(make)
+        def answer(of: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(of, *args, **kwargs)
+            given.apply_defaults()
+            key = name, *given.args[1:]
+            return getattr(of.file, store)(key, lambda: make(of, *args, **kwargs))
+
+        return answer  # type: ignore[return-value]
+
+    return mark
+
+
+# Marks a method of a report's facet, or a function of a report, whose answers its file caches, one
+# for each choice of arguments: `ProfileFile.keep`, and `once` for what takes long.
+kept, once = _by_arguments("keep"), _by_arguments("once")

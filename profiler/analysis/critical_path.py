@@ -26,6 +26,7 @@ from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import Tasks
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import (
     first_of_each,
@@ -38,7 +39,6 @@ from ipuscope.profiler.report.frames import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler.file.trace import Bodies
 
 WAITING = "waiting"  # cycles without a task: none, in what the engine writes
 
@@ -182,6 +182,7 @@ def _first_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return on_ipus(tasks.ipu, chain)
 
 
+@once
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     """Every cycle of an update by what the run waited for, one row for each step on the path.
 
@@ -190,26 +191,22 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together), which
     add up exactly to the update's. Most cycles first. Callers must not modify it.
     """
-    key = f"critical path of run {run}, iteration {iteration}"
-    return report.file.once(key, lambda: frame_of(path_columns(report, run, iteration)))
+    return frame_of(path_columns(report, run, iteration))
 
 
+@once
 def path_columns(report: Report, run: int = 0, iteration: int = 0) -> Path:
     """`critical_path` as arrays: pandas is not imported."""
-
-    def made() -> Path:
-        tasks, path = chain_of(report, run, iteration)
-        phase = np.full(len(path.task), _PHASES.index(WAITING))
-        body = np.full(len(path.task), -1)
-        real = path.task >= 0
-        phase[real] = report.trace.phases(run, tasks)[path.task[real]]
-        body[real] = tasks.body[path.task[real]]
-        rows = _named(report, _spent_by_entry(report, body, path.end - path.start, phase))
-        order = np.argsort(-rows["cycles"], kind="stable")
-        order = order[rows["cycles"][order] > 0]
-        return {name: values[order] for name, values in rows.items()}
-
-    return report.file.once(f"columns of the path of run {run}, iteration {iteration}", made)
+    tasks, path = chain_of(report, run, iteration)
+    phase = np.full(len(path.task), _PHASES.index(WAITING))
+    body = np.full(len(path.task), -1)
+    real = path.task >= 0
+    phase[real] = report.trace.phases(run, tasks)[path.task[real]]
+    body[real] = tasks.body[path.task[real]]
+    rows = _named(report, _spent_by_entry(report, body, path.end - path.start, phase))
+    order = np.argsort(-rows["cycles"], kind="stable")
+    order = order[rows["cycles"][order] > 0]
+    return {name: values[order] for name, values in rows.items()}
 
 
 def busy_by_step(
@@ -219,13 +216,13 @@ def busy_by_step(
 
     Columns as of `critical_path`; without ``name`` unless ``named``: texts take longest to read.
     """
+    return _named(report, _busy_by_entry(report, run, iteration), named)
 
-    def made() -> dict[str, np.ndarray]:
-        body, length = busy_tasks(report, run, iteration)
-        return _spent_by_entry(report, body, length, np.zeros_like(body))
 
-    key = f"busy steps of run {run}, iteration {iteration}"
-    return _named(report, report.file.once(key, made), named)
+@once
+def _busy_by_entry(report: Report, run: int, iteration: int) -> dict[str, np.ndarray]:
+    body, length = busy_tasks(report, run, iteration)
+    return _spent_by_entry(report, body, length, np.zeros_like(body))
 
 
 def busy_tasks(report: Report, run: int = 0, iteration: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +243,7 @@ def _spent_by_entry(
     alike, which = first_ones(phase, body, length)  # tasks that are alike are worked out once
     phase, body, length = phase[alike], body[alike], length[alike]
     count_of = np.bincount(which, minlength=len(alike))
-    own = report.file.once("distinct steps", lambda: _distinct(report.sequence.bodies_in_row))
+    own = _distinct(report)
     steps = len(own.entry) + 1  # the last: of no body
     count = np.append(own.count, 1)[body]
     piece = np.repeat(np.arange(len(body)), count)
@@ -281,7 +278,9 @@ class _Distinct:
     start_of_last: np.ndarray
 
 
-def _distinct(bodies: Bodies) -> _Distinct:
+@once
+def _distinct(report: Report) -> _Distinct:
+    bodies = report.sequence.bodies_in_row
     body, step = np.repeat(np.arange(len(bodies.first)), bodies.count), bodies.step
     first_like = np.arange(len(step))
     follow = (step[1:] > step[:-1]) | (body[1:] != body[:-1])

@@ -20,6 +20,7 @@ from ipuscope.profiler.analysis.source import callers
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import OF_WEIGHTS, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import first_ones, frame_of, some_columns, summed
 
@@ -80,10 +81,10 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     operator (copies, host I/O) have their cause as module. ``order``: of `ORDERS`; ``together``:
     layers that differ only in their number are one.
     """
-    rows = report.file.once("cycles by operator", lambda: _by_operator(report))
-    return _leaves(report, rows, "cycles", order, together)
+    return _leaves(report, _by_operator(report), "cycles", order, together)
 
 
+@once
 def _by_operator(report: Report) -> pd.DataFrame:
     """Cycles by operator, or by name and cause of steps without one, as `_leaves` takes them."""
     steps = busy_by_step(report)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -45,32 +46,26 @@ _REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
 _COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
 
 
+@once
 def host_tensors(report: Report) -> pd.DataFrame:
     """Tensors that come from the host or go to it, the largest first.
 
     ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
     bytes in that direction).
     """
-    return report.file.once("host tensors", lambda: _host_tensors(report))
-
-
-def streaming_steps(report: Report) -> np.ndarray:
-    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
-
-    def made() -> np.ndarray:
-        steps = report.file.table(records.Step)
-        steps.read("id", "purpose")
-        return steps["id"][np.isin(steps["purpose"], _REMOTE)]
-
-    return report.file.once("streaming steps", made)
-
-
-def _host_tensors(report: Report) -> pd.DataFrame:
     steps = _transfers(report)
     frame = _as_moved(report, steps).drop_duplicates(["name", "way", "ipu"])
     whole = frame.groupby("way")["bytes"].transform("sum")
     frame = frame.assign(share=frame["bytes"] / whole.clip(lower=1))
     return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+
+
+@once
+def streaming_steps(report: Report) -> np.ndarray:
+    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
+    steps = report.file.table(records.Step)
+    steps.read("id", "purpose")
+    return steps["id"][np.isin(steps["purpose"], _REMOTE)]
 
 
 def _transfers(report: Report) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from ipuscope.profiler.analysis.peak import (
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import rows_of
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import frame_of
 
@@ -74,6 +75,7 @@ def operators(
     return frame.sort_values(["total_cycles", "cycles"], ascending=False, kind="stable")
 
 
+@once
 def executed_ops(report: Report) -> pd.DataFrame:
     """Cycles of operators in a weight update (a device iteration), by id, from the executed trace.
 
@@ -81,10 +83,6 @@ def executed_ops(report: Report) -> pd.DataFrame:
     for the backward pass, which is in neither. Access to the stash and waiting are in none. All 0
     if the profile has no schedule.
     """
-    return report.file.once("analysis.executed_ops", lambda: _executed_ops(report))
-
-
-def _executed_ops(report: Report) -> pd.DataFrame:
     ops, steps = report.ops[[]], report.sequence
     if not len(report.runs):
         return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)

@@ -22,6 +22,7 @@ from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import rows_of
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import first_ones, looked_up, summed
 
@@ -189,16 +190,13 @@ def of_stages(report: Report) -> dict[int, float]:
     return dict(zip(stages.tolist(), (flops / each).tolist(), strict=True))
 
 
+@once
 def _steps(report: Report) -> dict[str, np.ndarray]:
     """What tasks spend by step: ``op, step, part, cycles``, ``busy`` and ``flops``, executed.
 
     ``busy``: cycles of all tiles in compute sets, recomputation excluded; ``part``: of `PARTS`; ""
     for these compute sets.
     """
-    return report.file.once("steps against the peak", lambda: _spent(report))
-
-
-def _spent(report: Report) -> dict[str, np.ndarray]:
     tasks, body = report.trace.tasks(0, None, 0), report.file.table(records.Body)
     own = ~body.equals("kind", records.BESIDE) & (body["ipu"] < report.target.ipus_per_replica)
     tasks = tasks.where(own[tasks.body])

@@ -16,6 +16,7 @@ from ipuscope.profiler.analysis.counters import mean, until
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file.records import BESIDE
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report, number
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def link_loads(report: Report) -> pd.DataFrame:
     machine", "between machines" or "between racks": where the slowest link lies) and ``busy``: the
     share of the device iteration that one such link needs for them.
     """
-    rows = report.file.once("steps over links", lambda: _over_links(report))
+    rows = _over_links(report)
     runs = report.tasks(iteration=0)["body"].value_counts()
     rows = rows.assign(bytes=rows["bytes"] * runs.reindex(rows["body"], fill_value=0).to_numpy())
     sums = rows.groupby(_LINK, as_index=False)["bytes"].sum()
@@ -119,7 +120,7 @@ def link_slices(report: Report, run: int = 0, iteration: int | None = 0) -> pd.D
     ``link`` (its row there), ``start, end`` (cycles, on the clock of `Report.tasks`) and ``bytes``:
     a row for each time that a step sends over it.
     """
-    rows = report.file.once("steps over links", lambda: _over_links(report))
+    rows = _over_links(report)
     links = link_loads(report).reset_index(names="link")
     rows = rows.merge(links[["link", *_LINK]], on=_LINK)
     tasks = report.tasks(run, iteration=iteration)[["body", "start", "end"]]
@@ -156,6 +157,7 @@ def link_names(links: pd.DataFrame) -> list[str]:
     ]
 
 
+@once
 def _over_links(report: Report) -> pd.DataFrame:
     """Steps of bodies that send over a link: `_LINK`, ``body, begin, stop`` (-1: last) and bytes.
 

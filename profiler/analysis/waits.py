@@ -21,6 +21,7 @@ from ipuscope.profiler.analysis.critical_path import (
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.report.frames import first_ones, frame_of, summed
 from ipuscope.profiler.units import percent, size
@@ -49,12 +50,9 @@ def longest_waits(report: Report) -> pd.DataFrame:
     return frame_of(longest_columns(report))
 
 
+@once
 def longest_columns(report: Report) -> dict[str, np.ndarray]:
     """`longest_waits` as arrays."""
-    return report.file.once("columns of the longest waits", lambda: _longest_columns(report))
-
-
-def _longest_columns(report: Report) -> dict[str, np.ndarray]:
     path = path_columns(report)
     operators = report.file.op_names(path["op"])
     rows = entries(path, np.where(operators != "", operators, path["name"]))

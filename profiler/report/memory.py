@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.file import integrity, records
-from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.lazy import cached_property, kept
 from ipuscope.profiler.report.frames import frame_columns, frame_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
@@ -85,45 +85,37 @@ class Usage:
         names = tuple(variables.category.tolist()), tuple(variables.role.tolist())
         return self.file.keep(("by kind", variables.alike, names), make)
 
+    @kept
     def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The numeric columns of `liveness`, without reading the steps."""
-
-        def make() -> dict[str, np.ndarray]:
-            total = self.live_bytes(ipu)
-            max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
-            always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
-            return {
-                "always_live": always,
-                "not_always_live": total - always,
-                "total": total,
-                "max_tile": max_tile,
-                "max_tile_bytes": max_tile_bytes,
-            }
-
-        return self.file.keep(("live columns", ipu), make)
+        total = self.live_bytes(ipu)
+        max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
+        always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
+        return {
+            "always_live": always,
+            "not_always_live": total - always,
+            "total": total,
+            "max_tile": max_tile,
+            "max_tile_bytes": max_tile_bytes,
+        }
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
         variables = self.ipu_variables(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
+    @kept
     def live_bytes(self, ipu: int) -> np.ndarray:
         """``total`` of `liveness` alone, without reading any tile: int64[step], bytes."""
-
-        def make() -> np.ndarray:
-            sums = self.vectors[2]
-            moving = variables.intervals
-            lives = moving.start < moving.stop
-            size = sums[moving.vector[lives]]
-            changes = np.zeros(variables.steps + 1, dtype=np.int64)
-            np.add.at(changes, moving.start[lives].clip(0, variables.steps), size)
-            np.add.at(changes, moving.stop[lives].clip(0, variables.steps), -size)
-            total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
-            return total
-
-        self.file.check_ipu(ipu)
-        variables = self.ipu_variables(ipu)
-        return self.file.keep(("live bytes", ipu), make)
+        variables, sums = self.ipu_variables(ipu), self.vectors[2]
+        moving = variables.intervals
+        lives = moving.start < moving.stop
+        size = sums[moving.vector[lives]]
+        changes = np.zeros(variables.steps + 1, dtype=np.int64)
+        np.add.at(changes, moving.start[lives].clip(0, variables.steps), size)
+        np.add.at(changes, moving.stop[lives].clip(0, variables.steps), -size)
+        total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
+        return total
 
     def live_at(
         self, ipu: int, step: int, tile: int | None = None
@@ -140,20 +132,17 @@ class Usage:
         there = there[np.argsort(-size[there], kind="stable")]
         return there, size[there]
 
+    @kept
     def variables_of(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of an IPU's variables, in the order of their table. Callers must not modify them.
 
         ``id, op, block, always_live, start, stop, interleaved, category, role``.
         """
-
-        def make() -> dict[str, np.ndarray]:
-            columns = self.file.table(records.Variable)
-            columns.read("ipu", *_OF_VARIABLES)
-            rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
-            return {name: columns[name][rows] for name in _OF_VARIABLES}
-
         self.file.check_ipu(ipu)
-        return self.file.keep(("variables of", ipu), make)
+        columns = self.file.table(records.Variable)
+        columns.read("ipu", *_OF_VARIABLES)
+        rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
+        return {name: columns[name][rows] for name in _OF_VARIABLES}
 
     def bytes_of_variables(self, ipu: int, tile: int | None = None) -> np.ndarray:
         """Bytes of an IPU's variables on a tile (None: on all); reads only their vectors."""
@@ -161,7 +150,7 @@ class Usage:
         if tile is not None and not 0 <= tile < self.file.tile_count:
             raise IndexError(f"an IPU has tiles 0 to {self.file.tile_count - 1}, not {tile}")
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
-        ids, vectors = self.file.keep(("vectors of", ipu), lambda: self._vectors_of(rows))
+        ids, vectors = self._vectors_of(ipu)
         size = vectors.sum(axis=1) if tile is None else vectors[:, tile]
         of_rows: np.ndarray = size[
             np.searchsorted(ids, self.file.table(records.Variable)["tile_bytes"][rows])
@@ -169,19 +158,19 @@ class Usage:
         self.file.sound(integrity.of_sums("variables", of_rows))
         return of_rows
 
-    def _vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sorted ids of the distinct vectors of some variables, and the vectors."""
+    @kept
+    def _vectors_of(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sorted ids of the distinct vectors of an IPU's variables, and the vectors."""
         if "vectors" in self.__dict__:
             return self.vectors[:2]
+        rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         unique = np.unique(self.file.table(records.Variable)["tile_bytes"][rows])
         return unique, self.file.matrix(unique)
 
+    @kept
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
         self.file.check_ipu(ipu)
-        return self.file.keep(("ipu", ipu), lambda: self._load_ipu(ipu))
-
-    def _load_ipu(self, ipu: int) -> IpuVariables:
         columns = self.file.table(records.Variable)
         columns.read(*_MEMORY_OF_VARIABLES)
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))

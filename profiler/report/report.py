@@ -16,7 +16,7 @@ import numpy as np
 
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.file.trace import Tasks
-from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.lazy import cached_property, kept
 from ipuscope.profiler.report.frames import (
     bounds_of,
     columns_without,
@@ -186,6 +186,7 @@ class Report:
             }
         )
 
+    @kept
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position.
 
@@ -194,8 +195,8 @@ class Report:
         mean over the maximum of all tiles' cycles (docs/libpva.md#execution), NaN without cycles of
         tiles.
         """
-        key = "program_steps", ipu
-        return self.file.keep(key, lambda: self._of_ipu(self._program_steps, ipu))
+        frame = self._program_steps
+        return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
 
     def steps_as_run(self, ipu: int | None = None) -> pd.DataFrame:
         """`program_steps` with each step as often as its body runs it, for sums over a body."""
@@ -303,34 +304,27 @@ class Report:
         columns = self.file.table(records.Variable)
         return frame_of(columns_without(columns, "id", "tile_bytes"), index=columns["id"])
 
+    @kept
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes per tile, as defined by `ipuscope.profiler.timeline.tile_usage.tile_totals`."""
-        return self.file.keep(("tiles", ipu), lambda: frame_of(self.usage.tile_columns(ipu)))
+        return frame_of(self.usage.tile_columns(ipu))
 
+    @kept
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
 
         Counts the always-live variables and, of the others, those live at the step where the IPU is
         fullest; ``bytes`` add up to that peak.
         """
+        ipus = range(self.target.ipus_per_replica) if ipu is None else [ipu]
+        rows = [(i, *row) for i in ipus for row in self.usage.by_kind(i)]
+        return frame_of_rows(rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int)
 
-        def make() -> pd.DataFrame:
-            ipus = range(self.target.ipus_per_replica) if ipu is None else [ipu]
-            rows = [(i, *row) for i in ipus for row in self.usage.by_kind(i)]
-            return frame_of_rows(
-                rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int
-            )
-
-        return self.file.keep(("memory", ipu), make)
-
+    @kept
     def liveness(self, ipu: int) -> pd.DataFrame:
         """Bytes live at each program step of an IPU, over all tiles and on the fullest; no gaps."""
-
-        def make() -> pd.DataFrame:
-            steps = self.sequence.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
-            return frame_of({**steps, **self.usage.live_columns(ipu)})
-
-        return self.file.keep(("liveness", ipu), make)
+        steps = self.sequence.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
+        return frame_of({**steps, **self.usage.live_columns(ipu)})
 
     def liveness_map(
         self,
@@ -420,25 +414,22 @@ class Report:
         """Values over time on the host: ``process, graph, series, unit, time_us, value``."""
         return frame_of(columns_without(self.file.table(records.HostValue), "id"))
 
+    @kept
     def pipeline_cycles(self, run: int = 0, iteration: int = 0) -> pd.DataFrame:
         """Pipeline cycles of a device iteration, on the clock shared by all runs."""
-
-        def make() -> pd.DataFrame:
-            offset = self.trace.offset(run, self.trace.iterations(run, iteration)[0])
-            cycle, rows = self.file.table(records.PipelineCycle), self.trace.pipeline_rows(run)
-            start, end = cycle["start"][rows] + offset, cycle["end"][rows] + offset
-            return frame_of(
-                {
-                    "position": cycle["position"][rows],
-                    "phase": cycle["phase"][rows],
-                    "start": start,
-                    "end": end,
-                    "cycles": end - start,
-                    "slowest_ipu": cycle["slowest_ipu"][rows],
-                }
-            )
-
-        return self.file.keep(("pipeline_cycles", run, iteration), make)
+        offset = self.trace.offset(run, self.trace.iterations(run, iteration)[0])
+        cycle, rows = self.file.table(records.PipelineCycle), self.trace.pipeline_rows(run)
+        start, end = cycle["start"][rows] + offset, cycle["end"][rows] + offset
+        return frame_of(
+            {
+                "position": cycle["position"][rows],
+                "phase": cycle["phase"][rows],
+                "start": start,
+                "end": end,
+                "cycles": end - start,
+                "slowest_ipu": cycle["slowest_ipu"][rows],
+            }
+        )
 
     def tasks(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
@@ -522,17 +513,11 @@ class Report:
                 frame = self._steps_of(run, tasks.where(part == number))
                 yield pyarrow.RecordBatch.from_pandas(frame, preserve_index=False)
 
+    @kept
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
         """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
-
-        def make() -> pd.DataFrame:
-            iterations = len(self.trace.iterations(run, None))
-            ipus = np.arange(self.target.num_ipus)
-            spent = self.trace.cycles_by_kind(self.trace.tasks(run, None, 0)) * iterations
-            columns = {kind: spent[:, at] for at, kind in enumerate(records.KINDS)}
-            return frame_of({"ipu": ipus, **columns, "total": spent.sum(axis=1)})
-
-        return self.file.keep(("cycle_proportions", run), make)
-
-    def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
-        return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
+        iterations = len(self.trace.iterations(run, None))
+        ipus = np.arange(self.target.num_ipus)
+        spent = self.trace.cycles_by_kind(self.trace.tasks(run, None, 0)) * iterations
+        columns = {kind: spent[:, at] for at, kind in enumerate(records.KINDS)}
+        return frame_of({"ipu": ipus, **columns, "total": spent.sum(axis=1)})

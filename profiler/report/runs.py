@@ -10,7 +10,7 @@ import numpy as np
 from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import Bodies, Tasks
-from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.lazy import cached_property, kept
 from ipuscope.profiler.report.frames import looked_up, position_in, texts_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
@@ -97,10 +97,10 @@ class Trace:
         columns = (tasks.ipu, np.full(len(tasks), -1), tasks.body, kind[tasks.body])
         return Executed(*columns, tasks.start, tasks.end, named)
 
+    @kept
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
-        kind, bodies = self._named.kind_of_entry, self.sequence.bodies_in_row
-        return self.file.keep(("merged", finest), lambda: merged(bodies, kind, finest))
+        return merged(self.sequence.bodies_in_row, self._named.kind_of_entry, finest)
 
     def ipus_with_io(self, run: int = 0) -> np.ndarray:
         """The IPUs whose I/O tiles overlap their other work."""
@@ -213,7 +213,7 @@ class Trace:
         if not len(stored["id"]):
             return None
         at = self.trace_of(0) if len(self.file.table(records.Run)["id"]) else 0
-        tasks = self.file.keep(("trace", at), lambda: self._tasks_of_trace(at))
+        tasks = self._tasks_of_trace(at)
         if not len(tasks):
             return None
         distinct, times = trace.distinct(tasks)
@@ -263,9 +263,9 @@ class Trace:
 
     def _tasks_of_iteration(self, run: int) -> Tasks:
         """The tasks of the first device iteration, from cycle 0."""
-        at = self.trace_of(run)
-        return self.file.keep(("trace", at), lambda: self._tasks_of_trace(at))
+        return self._tasks_of_trace(self.trace_of(run))
 
+    @kept
     def _tasks_of_trace(self, at: int) -> Tasks:
         """The device iteration in a row of the traces' table, from cycle 0, by IPU and start.
 
@@ -336,9 +336,10 @@ class Trace:
         none = len(records.PHASES)
         if not len(tasks) or not len(self.pipeline_rows(run)):
             return np.full(len(tasks), none)
-        position, code = self.file.keep(("phases", run), lambda: self._phases_of(run))
+        position, code = self._phases_of(run)
         return looked_up(tasks.pipeline_cycle, position, code, none)
 
+    @kept
     def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions of a run's pipeline cycles, and each one's index in `records.PHASES`."""
         cycle, rows = self.file.table(records.PipelineCycle), self.pipeline_rows(run)
@@ -346,15 +347,12 @@ class Trace:
         code = np.array([codes.get(name, len(codes)) for name in cycle["phase"][rows].tolist()])
         return cycle["position"][rows], code
 
+    @kept
     def pipeline_rows(self, run: int) -> np.ndarray:
         """Rows of a run's pipeline cycles in their table, by position."""
-
-        def make() -> np.ndarray:
-            cycle = self.file.table(records.PipelineCycle)
-            at = self.file.table(records.Trace)["id"][self.trace_of(run)]
-            rows = np.flatnonzero(cycle["trace"] == at)
-            rows = rows[np.argsort(cycle["position"][rows], kind="stable")]
-            self.file.sound(integrity.of_run(run, len(rows), self.file.meta["complete"]))
-            return rows
-
-        return self.file.keep(("pipeline rows", run), make)
+        cycle = self.file.table(records.PipelineCycle)
+        at = self.file.table(records.Trace)["id"][self.trace_of(run)]
+        rows = np.flatnonzero(cycle["trace"] == at)
+        rows = rows[np.argsort(cycle["position"][rows], kind="stable")]
+        self.file.sound(integrity.of_run(run, len(rows), self.file.meta["complete"]))
+        return rows

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import critical_path, hierarchy, peak, regions, waits
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.lazy import once
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
 from ipuscope.viewer.figures import model_graph as graphs
@@ -20,33 +21,27 @@ from ipuscope.viewer.figures.units import Clock
 _HEAT_SHAPE = (300, 184)  # steps x tiles: as many as are seen
 
 
+@once
 def lanes_of(report: Report, run: int = 0, iteration: int = 0) -> Lanes:
     """The lanes of a device iteration and the critical path; of many IPUs equal lanes are one.
 
     With steps, if these can be drawn.
     """
-
-    def made() -> Lanes:
-        tasks, fold = report.tasks(run, iteration=iteration), report.target.num_ipus > FEW
-        path = CriticalPath(*critical_path.path_on_ipus(report, run, iteration))
-        cycles, shards = report.pipeline_cycles(run, iteration), analysis.shards_of(report)
-        none = Executed.nothing()
-        drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
-        if not drawable(report, run, iteration, drawn.ipus):
-            return drawn
-        steps = report.trace.executed(run, drawn.ipus, iteration)
-        return drawn.with_steps(StepRows.of(steps, drawn.ipus))
-
-    return report.file.once(f"lanes of {run}, {iteration}", made)
+    tasks, fold = report.tasks(run, iteration=iteration), report.target.num_ipus > FEW
+    path = CriticalPath(*critical_path.path_on_ipus(report, run, iteration))
+    cycles, shards = report.pipeline_cycles(run, iteration), analysis.shards_of(report)
+    none = Executed.nothing()
+    drawn = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
+    if not drawable(report, run, iteration, drawn.ipus):
+        return drawn
+    steps = report.trace.executed(run, drawn.ipus, iteration)
+    return drawn.with_steps(StepRows.of(steps, drawn.ipus))
 
 
+@once
 def live_map(report: Report, ipu: int) -> np.ndarray:
     """`Report.liveness_map` of an IPU, as large as it is seen."""
-
-    def made() -> np.ndarray:
-        return report.liveness_map(ipu, shape=_HEAT_SHAPE)
-
-    return report.file.once(f"live bytes of IPU {ipu}", made)
+    return report.liveness_map(ipu, shape=_HEAT_SHAPE)
 
 
 class Figures:
