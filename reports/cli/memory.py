@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page, Table
 
 HELP = "how full the tiles are, and of what"
 EXAMPLES = """  ipu-report memory demo/training
@@ -38,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.planner.advice import way_to_fit
     from ipuscope.profiler import analysis
@@ -62,7 +57,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (*tables, *notes), holds=not too_full)
 
 
-def _largest(report: Report) -> list[Table]:
+def _largest(report: common.Report) -> list[common.Table]:
     """What each layer of a model without Blocks needs by itself."""
     from ipuscope.planner.advice.largest_modules import largest_modules
     from ipuscope.profiler.units import size
@@ -82,7 +77,7 @@ def _largest(report: Report) -> list[Table]:
     return [Table("modules", largest_modules(report).head(8), columns, title=title)]
 
 
-def _relief(report: Report) -> list[Table]:
+def _relief(report: common.Report) -> list[common.Table]:
     """What frees most memory on the worst tile. ValueError if there are no costs of Blocks."""
     import pandas as pd
 
@@ -104,7 +99,7 @@ def _relief(report: Report) -> list[Table]:
     return [Table("relief", frame, columns, title="What frees most of the worst tile")]
 
 
-def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
+def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) -> common.Table:
     """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
     import pandas as pd
 
@@ -154,7 +149,7 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
     )
 
 
-def _by_category(report: Report, args: argparse.Namespace) -> Table:
+def _by_category(report: common.Report, args: argparse.Namespace) -> common.Table:
     """One row per IPU, category and role; for people, IPUs with the same category share a row."""
     from ipuscope.reports.tables import Column, Table, kibibytes, text, whole_kibibytes
 
@@ -179,7 +174,7 @@ def _by_category(report: Report, args: argparse.Namespace) -> Table:
     )
 
 
-def _by_tile(report: Report, args: argparse.Namespace) -> Table:
+def _by_tile(report: common.Report, args: argparse.Namespace) -> common.Table:
     import pandas as pd
 
     from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes

@@ -15,8 +15,6 @@ from ipuscope.reports.cli import common, memory
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Line, Page
 
 HELP = "the profile on one page: machine, speed, cycles, memory, warnings"
 EXAMPLES = """  ipu-report summary demo/training
@@ -45,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     import pandas as pd
 
@@ -75,17 +73,17 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), tuple(parts))
 
 
-def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, ...]:
+def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[common.Line, ...]:
     """The cycles of each IPU by kind, one line each; IPUs with like bars share a line."""
     import numpy as np
 
     from ipuscope.reports import alike
     from ipuscope.reports.text_timeline import stacked_bar
 
-    lines: list[Line] = [(("where the cycles of a device iteration go", "bold"),)]
+    lines: list[common.Line] = [(("where the cycles of a device iteration go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
     rows = proportions[proportions["total"] > 0]  # the first replica's: others do the same
-    bars: list[Line] = []
+    bars: list[common.Line] = []
     for row in rows.to_dict("records"):
         total = row["total"]
         shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
@@ -108,7 +106,7 @@ def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, .
     return (*lines, *_legend(proportions, present, streams))
 
 
-def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> list[Line]:
+def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> list[common.Line]:
     """What the letters of the bars mean, and the share of all cycles."""
     called = {**_CALLED, **(_WITH_STREAMS if streams else {})}
     everything = max(1, proportions["total"].sum())
@@ -125,7 +123,7 @@ def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> lis
     return [(*line[:-1], (line[-1][0].rstrip(), "")) for line in legend]
 
 
-def _warnings(warnings: Sequence[str]) -> tuple[Line, ...]:
+def _warnings(warnings: Sequence[str]) -> tuple[common.Line, ...]:
     from ipuscope.reports.tables import clean
 
     return tuple((("warning: ", "bold yellow"), (clean(words), "")) for words in warnings)
