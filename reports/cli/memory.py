@@ -101,9 +101,10 @@ def _relief(report: common.Report) -> list[common.Table]:
 
 def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) -> common.Table:
     """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
-    import pandas as pd
+    import numpy as np
 
     from ipuscope.profiler import analysis
+    from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import percent
     from ipuscope.reports import alike
     from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes
@@ -111,17 +112,16 @@ def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) ->
     limit = report.target.bytes_per_tile
     rows = []
     for one in common.ipus(report) if ipu is None else (ipu,):
-        tiles = report.tiles(one)
-        fullest = tiles.iloc[analysis.fullest(report, one)]
+        tiles, fullest = report.usage.tile_columns(one), analysis.fullest(report, one)
         used = {
-            key: int(fullest[key])
+            key: int(tiles[key][fullest])
             for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")
         }
         used["total"] = int(tiles["total"].max())  # a tile with gaps may use less than another
         rows.append(
             {
                 "ipu": one,
-                "fullest_tile": int(fullest["tile"]),
+                "fullest_tile": int(tiles["tile"][fullest]),
                 **used,
                 "share": used["peak"] / limit,
                 "tiles_over": int((tiles["overflow"] > 0).sum()),
@@ -137,15 +137,15 @@ def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) ->
         Column("total", "extent\nKiB", kibibytes),
     )
     names = "ipu fullest_tile total peak always_live peak_step free overflow share tiles_over"
-    frame = pd.DataFrame(rows, columns=pd.Index(names.split()))
-    few = each or len(frame) <= alike.FEW
+    ipus = {name: np.array([row[name] for row in rows]) for name in names.split()}
+    few = each or len(rows) <= alike.FEW
     return Table(
         "memory",
-        frame,
+        Answer.of(ipus),
         columns,
         f"memory, {limit / 1024:,.0f} KiB a tile",
-        printed=None if few else alike.memory_alike(frame, limit),
-        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(frame)}.",
+        printed=None if few else Answer.of(alike.memory_alike(ipus, limit)),
+        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(rows)}.",
     )
 
 
