@@ -133,10 +133,15 @@ def by_class(report: Report) -> pd.DataFrame:
     most), ``low`` and ``high`` (factors of their speed), ``rows`` (measurements on hardware behind
     that; 0 if judged by likeness) and ``estimates`` (by the vendor's own estimators).
     """
-    error = _header(report) or {}
     import pandas as pd
 
-    return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
+    return pd.DataFrame(class_rows(report), columns=list(COLUMNS))
+
+
+def class_rows(report: Report) -> list[dict[str, Any]]:
+    """The rows of `by_class`."""
+    rows: list[dict[str, Any]] = (_header(report) or {}).get("classes", [])
+    return rows
 
 
 def of_operators(report: Report) -> pd.DataFrame:

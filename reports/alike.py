@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FEW = 16  # rows that are always printed one by one
 _NEAR = 0.05  # of a tile's memory
@@ -71,16 +67,14 @@ def stages_alike(stages: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def memory_alike(ipus: pd.DataFrame, limit: int) -> pd.DataFrame:
+def memory_alike(ipus: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray]:
     """One row per group of neighbours with similar use: its fullest IPU, ``ipu`` as a range.
 
     ``limit``: bytes of a tile. If there are many rows, only the fullest.
     """
-    shown = []
-    for members in neighbours(ipus["peak"].to_numpy(), limit):
-        alike = ipus.iloc[members]
-        fullest = alike.iloc[int(alike["peak"].to_numpy().argmax())]
-        shown.append({**fullest, "ipu": spans(alike["ipu"].tolist())})
-    frame = ipus.__class__(shown, columns=ipus.columns)
-    order = np.argsort(-frame["peak"].to_numpy(), kind="stable")[:FEW]
-    return frame.iloc[np.sort(order)]
+    alike = neighbours(ipus["peak"], limit)
+    fullest = np.array([one[ipus["peak"][one].argmax()] for one in alike], dtype=np.int64)
+    shown = np.sort(np.argsort(-ipus["peak"][fullest], kind="stable")[:FEW])
+    names = np.array([spans(ipus["ipu"][one].tolist()) for one in alike], dtype=object)
+    rows = {name: values[fullest[shown]] for name, values in ipus.items()}
+    return {**rows, "ipu": names[shown]}

@@ -245,12 +245,14 @@ class _Paper:
 
     def write(self, *line: Segment, runs_over: bool = False) -> None:
         """Write a line, wrapped between words unless it ``runs_over``."""
-        if self._styled:
-            from rich.text import Text
-
-            self._rich.print(Text.assemble(*line), soft_wrap=runs_over)
-        else:
+        if not self._styled:
             print("".join(words for words, _ in line))
+            return
+        from rich.text import Text
+
+        with self._rich.capture() as written:  # rich would end the process where a pipe is closed
+            self._rich.print(Text.assemble(*line), soft_wrap=runs_over)
+        print(written.get(), end="")
 
     def wrapped(self, words: str, width: int) -> list[str]:
         """The lines of a text of at most this width."""
@@ -264,14 +266,9 @@ class _Paper:
     def _rich(self) -> Console:
         from rich.console import Console
 
-        class Piped(Console):
-            """Lets the command end well when its reader closes the pipe (``| head``)."""
-
-            def on_broken_pipe(self) -> None:
-                """Called while the exception is handled; rich would end the process with 1."""
-                raise BrokenPipeError
-
-        return Piped(width=self.width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+        return Console(
+            width=self.width, highlight=False, markup=False, emoji=False, soft_wrap=False
+        )
 
 
 def width_of(words: str) -> int:

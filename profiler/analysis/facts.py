@@ -18,8 +18,7 @@ from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.stages import slowest
-from ipuscope.profiler.analysis.waits import computing
-from ipuscope.profiler.analysis.waits import of as waits_of
+from ipuscope.profiler.analysis.waits import computing, in_short
 from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
@@ -152,8 +151,9 @@ class Facts:
         """Share and words of what an update waits for longest."""
         if not self.runs:
             return ()
-        longest = waits_of(self.report).longest.head(MOST_WAITS)
-        return tuple(zip(longest["share"], longest["what"], strict=True))
+        _, longest, _ = in_short(self.report)
+        columns = (longest[name][:MOST_WAITS].tolist() for name in ("share", "what"))
+        return tuple(zip(*columns, strict=True))
 
     @property
     def ipus(self) -> int:
@@ -163,8 +163,8 @@ class Facts:
 
 def facts(report: Report) -> Facts:
     """The facts of a profile; without ``speed`` if it has no schedule."""
-    meta, options, runs = report.meta, report.options, report.runs
-    columns = (runs[name].tolist() for name in ("name", "iterations", "cycles"))
+    meta, options, table = report.meta, report.options, report.file.table
+    columns = (report.run_columns[name].tolist() for name in ("name", "iterations", "cycles"))
     return Facts(
         report=report,
         path=report.path,
@@ -179,10 +179,10 @@ def facts(report: Report) -> Facts:
         target=report.target,
         shards=shards_of(report),
         shared=shared(report),
-        stages=len(report.stages),
-        blocks=len(report.blocks),
-        operators=report.file.table(records.Op).rows,
-        steps=report.file.table(records.Step).rows,
+        stages=table(records.Stage).rows,
+        blocks=table(records.Block).rows,
+        operators=table(records.Op).rows,
+        steps=table(records.Step).rows,
         micro_batch=int(number(meta, "micro_batch", 0)),
         accumulation=options.get("Training.gradientAccumulation", 1),
         device_iterations=options.get("deviceIterations", 1),

@@ -16,14 +16,14 @@ from ipuscope.profiler.analysis.critical_path import (
     chain_of,
     entries,
     path_columns,
-    waterfall,
+    waterfall_columns,
 )
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import first_ones, frame_of, summed
+from ipuscope.profiler.report.frames import first_ones, frame_of, some_columns, summed
 from ipuscope.profiler.units import percent, size
 
 if TYPE_CHECKING:
@@ -191,16 +191,18 @@ class WaitsInShort:
 
 def of(report: Report) -> WaitsInShort:
     """The waits of a report that has a run."""
-    return WaitsInShort(*_parts(report))
+    waterfall, longest, computing = in_short(report)
+    return WaitsInShort(frame_of(waterfall), frame_of(longest), computing)
 
 
 @stored
-def _parts(report: Report) -> tuple[pd.DataFrame, pd.DataFrame, dict[int, int]]:
+def in_short(report: Report) -> tuple[Path, Path, dict[int, int]]:
+    """`WaitsInShort` with columns for frames: pandas is not imported."""
     path = path_columns(report)
-    longest = longest_waits(report).head(MOST)
-    begin, end = np.array(_places(report, path, longest), dtype=np.int64).reshape(-1, 2).T
-    longest = longest.assign(begin=begin, end=end)[[*_LONGEST]]
-    return waterfall(path), longest, computing(report)[0]
+    rows = {name: values[:MOST] for name, values in longest_columns(report).items()}
+    places = np.array(_places(report, path, rows), dtype=np.int64).reshape(-1, 2)
+    rows |= {"begin": places[:, 0], "end": places[:, 1]}
+    return waterfall_columns(path), some_columns(rows, *_LONGEST), computing(report)[0]
 
 
 @stored
@@ -214,7 +216,7 @@ def computing(report: Report) -> tuple[dict[int, int], int]:
     return dict(zip(ipus.tolist(), cycles.tolist(), strict=True)), int(path["cycles"].sum())
 
 
-def _places(report: Report, path: Path, rows: pd.DataFrame) -> list[tuple[int, int]]:
+def _places(report: Report, path: Path, rows: Path) -> list[tuple[int, int]]:
     """The place on the path of the longest piece of each wait."""
     tasks, chain = chain_of(report)
     body = report.file.table(records.Body)["id"][tasks.body]

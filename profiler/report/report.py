@@ -375,25 +375,28 @@ class Report:
 
         For a model that was only compiled, the call that its schedule predicts (``predicted``).
         """
+        return frame_of(self.run_columns)
+
+    @cached_property
+    def run_columns(self) -> dict[str, np.ndarray]:
+        """`runs` as arrays."""
         run, stored = self.trace.columns, self.file.table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
         if missing.any():
             raise self.file.reader.damaged(f"the trace of run {missing.argmax()} is missing")
         iterations = looked_up(run["trace"], stored["id"], stored["iterations"], 0)
         cycles = iterations * looked_up(run["trace"], stored["id"], stored["iteration_cycles"], 0)
-        return frame_of(
-            {
-                "run": np.arange(len(run["id"])),
-                "name": run["name"],
-                "iterations": iterations,
-                "start": run["cycle_start"],
-                "end": run["cycle_start"] + cycles,
-                "cycles": cycles,
-                "host_start_us": run["host_start_us"],
-                "host_end_us": run["host_end_us"],
-                "predicted": np.full(len(run["id"]), self.predicted),
-            }
-        )
+        return {
+            "run": np.arange(len(run["id"])),
+            "name": run["name"],
+            "iterations": iterations,
+            "start": run["cycle_start"],
+            "end": run["cycle_start"] + cycles,
+            "cycles": cycles,
+            "host_start_us": run["host_start_us"],
+            "host_end_us": run["host_end_us"],
+            "predicted": np.full(len(run["id"]), self.predicted),
+        }
 
     @cached_property
     def host_events(self) -> pd.DataFrame:
@@ -516,8 +519,11 @@ class Report:
     @kept
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
         """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
+        return frame_of(self.proportion_columns(run))
+
+    def proportion_columns(self, run: int = 0) -> dict[str, np.ndarray]:
+        """`cycle_proportions` as arrays."""
         iterations = len(self.trace.iterations(run, None))
-        ipus = np.arange(self.target.num_ipus)
         spent = self.trace.cycles_by_kind(self.trace.tasks(run, None, 0)) * iterations
         columns = {kind: spent[:, at] for at, kind in enumerate(records.KINDS)}
-        return frame_of({"ipu": ipus, **columns, "total": spent.sum(axis=1)})
+        return {"ipu": np.arange(len(spent)), **columns, "total": spent.sum(axis=1)}

@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from keyword import iskeyword
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
@@ -63,12 +63,6 @@ def _write_nothing_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        print(f"ipu-report {__version__}")
-        parser.exit(0)
-
-
 def file_of(command: str) -> ModuleType:
     """A subcommand's file, imported now: it has a `page` for each profile or a `run` of its own."""
     name = f"{command}_" if iskeyword(command) else command
@@ -80,7 +74,8 @@ def make_parser(*only: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=HelpText
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
+    about: Any = {"version": f"ipu-report {__version__}", "help": "print the version and end"}
+    parser.add_argument("--version", action="version", **about)
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name in only or COMMANDS:
         module = file_of(name)

@@ -23,8 +23,6 @@ from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     from ipuscope.planner.advice import Advice, Advised, Allowed, Basis, Levers
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page, Table
 
 _CHANGES = ("half", "samples")  # of the training, that --allow takes
 _ADVICE = "advice"  # folders of --check's compiles, numbered as printed
@@ -112,7 +110,7 @@ def _writable(folder: Path | None) -> None:
         ) from error
 
 
-def _page(report: Report, args: argparse.Namespace) -> Page:
+def _page(report: common.Report, args: argparse.Namespace) -> common.Page:
     common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import NO_GAIN
@@ -143,7 +141,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (_table(advices, outcomes), *lines), holds=gains)
 
 
-def _way_to_fit(report: Report, args: argparse.Namespace, basis: Basis) -> str:
+def _way_to_fit(report: common.Report, args: argparse.Namespace, basis: Basis) -> str:
     """What would make it fit: compiled, with --check, else predicted."""
     from ipuscope.planner.advice import way_to_fit
 
@@ -212,7 +210,7 @@ def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
     return Allowed("half" in names, args.samples or most)
 
 
-def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[Lines]:
+def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[common.Lines]:
     """The best advice if the training may change too; nothing if it is no better."""
     from ipuscope.planner.advice import advise_on, anything
     from ipuscope.planner.insights.lever_gains import training_changes
@@ -234,7 +232,7 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[L
     ]
 
 
-def _tune(report: Report) -> list[Lines]:
+def _tune(report: common.Report) -> list[common.Lines]:
     """The command that compiles what the costs of one profile do not price."""
     from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.tables import say
@@ -285,7 +283,7 @@ def _checked(args: argparse.Namespace, basis: Basis, advices: list[Advice]) -> l
     return outcomes
 
 
-def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Table:
+def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> common.Table:
     import pandas as pd
 
     from ipuscope.planner.advice import Advice
@@ -334,7 +332,7 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
     return [f"{', '.join(whose)}: {error}" for error, whose in numbers.items()]
 
 
-def _lines(advices: list[Advice]) -> list[Lines]:
+def _lines(advices: list[Advice]) -> list[common.Lines]:
     """Each piece of advice with its lines below it."""
     from ipuscope.profiler import units
     from ipuscope.reports.tables import with_code

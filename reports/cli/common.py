@@ -19,8 +19,11 @@ from ipuscope.words import positive as positive
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page
+    from ipuscope.profiler import Report as Report
+    from ipuscope.reports.tables import Line as Line
+    from ipuscope.reports.tables import Lines as Lines
+    from ipuscope.reports.tables import Page as Page
+    from ipuscope.reports.tables import Table as Table
 
 DIRECTORIES_LOOKED_INTO = 2000  # for a profile to begin with
 MOST_DIRECTORIES, MOST_BELOW = (

@@ -21,8 +21,6 @@ from ipuscope.reports.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page, Table
 
 HELP = "what changed between two profiles; a check for CI"
 EXAMPLES = """  ipu-report compare before/training after/training
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     broken: list[str] = []
     other_path = common.find_one(args.other)
 
-    def page(report: Report) -> Page:
+    def page(report: common.Report) -> common.Page:
         from ipuscope.profiler import analysis, open_report
         from ipuscope.profiler.units import count, percent
         from ipuscope.reports.tables import Column, Page, Table, say, text
@@ -161,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     return max(code, common.NOT_SO) if broken else code
 
 
-def _calibrate(measured: Report, modelled: Report, path: str) -> None:
+def _calibrate(measured: common.Report, modelled: common.Report, path: str) -> None:
     """Write the calibration."""
     from ipuscope.profiler import analysis, answers, calibration
 
@@ -177,7 +175,7 @@ def _calibrate(measured: Report, modelled: Report, path: str) -> None:
     )
 
 
-def _measured(classes: pd.DataFrame) -> Table:
+def _measured(classes: pd.DataFrame) -> common.Table:
     """How far predicted cycles are from measured ones, if one of the profiles was imported."""
     from ipuscope.reports.tables import Column, Table, integer, text
 
@@ -237,7 +235,7 @@ def _broken(
     return broken
 
 
-def _does_not_fit(a: Report, b: Report) -> list[str]:
+def _does_not_fit(a: common.Report, b: common.Report) -> list[str]:
     """A message if A can run but B cannot: fewer cycles do not make it better."""
     from ipuscope.profiler import analysis
 

@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "check a profile for damage"
 EXAMPLES = """  ipu-report doctor demo/training
@@ -33,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler.report.query import Answer
     from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
@@ -47,14 +42,14 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (Table("checks", shown, columns), *notes), holds=well)
 
 
-def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
+def _checks(report: common.Report, every_row: bool) -> Iterator[tuple[str, str]]:
     """The name of each check with what is wrong, "" if nothing is.
 
     ``every_row``: compare packed columns with the rows whatever the file's checksum says.
     """
     from ipuscope.profiler import ProfileError
 
-    checks: tuple[tuple[str, Callable[[Report], str]], ...] = (
+    checks: tuple[tuple[str, Callable[[common.Report], str]], ...] = (
         (
             "the run finished",
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
@@ -76,7 +71,7 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
             yield name, error.problem
 
 
-def _tables(report: Report) -> str:
+def _tables(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
     rows = {
@@ -90,12 +85,12 @@ def _tables(report: Report) -> str:
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
-def _bytes(report: Report) -> str:
+def _bytes(report: common.Report) -> str:
     damaged = report.file.damaged
     return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
 
 
-def _packed(report: Report, every_row: bool) -> str:
+def _packed(report: common.Report, every_row: bool) -> str:
     from ipuscope.profiler.file import records
     from ipuscope.profiler.file.seal import State
 
@@ -108,7 +103,7 @@ def _packed(report: Report, every_row: bool) -> str:
     return ""
 
 
-def _rows(report: Report) -> str:
+def _rows(report: common.Report) -> str:
     """Read everything with `ipuscope.profiler.file.integrity`: reading is the check."""
     from ipuscope.profiler.file import integrity, records
     from ipuscope.profiler.report.program import VECTORS_OF_STEPS
@@ -128,7 +123,7 @@ def _rows(report: Report) -> str:
     return ""
 
 
-def _stages(report: Report) -> str:
+def _stages(report: common.Report) -> str:
     from ipuscope.profiler.enums import Direction
     from ipuscope.profiler.file import records
 
@@ -151,7 +146,7 @@ def _stages(report: Report) -> str:
     return ""
 
 
-def _memory(report: Report) -> str:
+def _memory(report: common.Report) -> str:
     import numpy as np
 
     for ipu in common.ipus(report):
@@ -162,13 +157,13 @@ def _memory(report: Report) -> str:
     return ""
 
 
-def _overflow(report: Report) -> str:
+def _overflow(report: common.Report) -> str:
     overflow = {ipu: report.usage.tile_columns(ipu)["overflow"] for ipu in common.ipus(report)}
     over = {ipu: int((beyond > 0).sum()) for ipu, beyond in overflow.items()}
     return ", ".join(f"IPU {ipu}: {tiles:,} tiles" for ipu, tiles in over.items() if tiles)
 
 
-def _time(report: Report) -> str:
+def _time(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
     beside = report.file.table(records.Body).equals("kind", records.BESIDE)
@@ -182,7 +177,7 @@ def _time(report: Report) -> str:
     return ""
 
 
-def _cycles(report: Report) -> str:
+def _cycles(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
     cycles = report.file.table(records.PipelineCycle)

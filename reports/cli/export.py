@@ -22,7 +22,6 @@ from ipuscope.reports.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
 
 HELP = "a trace for Perfetto, stacks for flame graphs, or a table as CSV or Parquet"
 EXAMPLES = """  ipu-report export demo/training -o trace.json            open it at https://ui.perfetto.dev
@@ -135,7 +134,7 @@ def _form(path: Path, asked: str | None) -> str:
     return form
 
 
-def _write(report: Report, args: argparse.Namespace, form: str) -> int:
+def _write(report: common.Report, args: argparse.Namespace, form: str) -> int:
     first = args.which_run or 0
     if form == "perfetto":
         from ipuscope.reports.chrome_trace import write_trace
@@ -165,7 +164,7 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
     return len(frame)
 
 
-def _stream(report: Report, args: argparse.Namespace) -> int:
+def _stream(report: common.Report, args: argparse.Namespace) -> int:
     """Write executed steps batch by batch: no number of them is too many."""
     from pyarrow import parquet
 
@@ -180,7 +179,7 @@ def _stream(report: Report, args: argparse.Namespace) -> int:
     return rows
 
 
-def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:
+def _frame(report: common.Report, args: argparse.Namespace) -> pd.DataFrame:
     if args.table == "pipeline_cycles":
         return report.pipeline_cycles(args.which_run or 0, args.iteration or 0)
     if args.table == "ops":

@@ -8,13 +8,8 @@ one change. Together the findings cover at least nine tenths of the critical pat
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
@@ -23,7 +18,7 @@ EXAMPLES = """  ipu-report insights demo/training
 TOP = 8  # rows for people
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from dataclasses import asdict
 

@@ -6,13 +6,8 @@ The fullest steps, or (--top 0; --json and --csv without --top) all of them in o
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "live bytes by program step, largest first"
 EXAMPLES = """  ipu-report liveness demo/training                    the fullest steps of IPU 0
@@ -27,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_ipu(parser, 0)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.reports.tables import (
         Column,

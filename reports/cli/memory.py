@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page, Table
 
 HELP = "how full the tiles are, and of what"
 EXAMPLES = """  ipu-report memory demo/training
@@ -38,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.planner.advice import way_to_fit
     from ipuscope.profiler import analysis
@@ -62,7 +57,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (*tables, *notes), holds=not too_full)
 
 
-def _largest(report: Report) -> list[Table]:
+def _largest(report: common.Report) -> list[common.Table]:
     """What each layer of a model without Blocks needs by itself."""
     from ipuscope.planner.advice.largest_modules import largest_modules
     from ipuscope.profiler.units import size
@@ -82,7 +77,7 @@ def _largest(report: Report) -> list[Table]:
     return [Table("modules", largest_modules(report).head(8), columns, title=title)]
 
 
-def _relief(report: Report) -> list[Table]:
+def _relief(report: common.Report) -> list[common.Table]:
     """What frees most memory on the worst tile. ValueError if there are no costs of Blocks."""
     import pandas as pd
 
@@ -104,11 +99,12 @@ def _relief(report: Report) -> list[Table]:
     return [Table("relief", frame, columns, title="What frees most of the worst tile")]
 
 
-def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
+def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) -> common.Table:
     """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
-    import pandas as pd
+    import numpy as np
 
     from ipuscope.profiler import analysis
+    from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import percent
     from ipuscope.reports import alike
     from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes
@@ -116,17 +112,16 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
     limit = report.target.bytes_per_tile
     rows = []
     for one in common.ipus(report) if ipu is None else (ipu,):
-        tiles = report.tiles(one)
-        fullest = tiles.iloc[analysis.fullest(report, one)]
+        tiles, fullest = report.usage.tile_columns(one), analysis.fullest(report, one)
         used = {
-            key: int(fullest[key])
+            key: int(tiles[key][fullest])
             for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")
         }
         used["total"] = int(tiles["total"].max())  # a tile with gaps may use less than another
         rows.append(
             {
                 "ipu": one,
-                "fullest_tile": int(fullest["tile"]),
+                "fullest_tile": int(tiles["tile"][fullest]),
                 **used,
                 "share": used["peak"] / limit,
                 "tiles_over": int((tiles["overflow"] > 0).sum()),
@@ -142,19 +137,19 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
         Column("total", "extent\nKiB", kibibytes),
     )
     names = "ipu fullest_tile total peak always_live peak_step free overflow share tiles_over"
-    frame = pd.DataFrame(rows, columns=pd.Index(names.split()))
-    few = each or len(frame) <= alike.FEW
+    ipus = {name: np.array([row[name] for row in rows]) for name in names.split()}
+    few = each or len(rows) <= alike.FEW
     return Table(
         "memory",
-        frame,
+        Answer.of(ipus),
         columns,
         f"memory, {limit / 1024:,.0f} KiB a tile",
-        printed=None if few else alike.memory_alike(frame, limit),
-        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(frame)}.",
+        printed=None if few else Answer.of(alike.memory_alike(ipus, limit)),
+        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(rows)}.",
     )
 
 
-def _by_category(report: Report, args: argparse.Namespace) -> Table:
+def _by_category(report: common.Report, args: argparse.Namespace) -> common.Table:
     """One row per IPU, category and role; for people, IPUs with the same category share a row."""
     from ipuscope.reports.tables import Column, Table, kibibytes, text, whole_kibibytes
 
@@ -179,7 +174,7 @@ def _by_category(report: Report, args: argparse.Namespace) -> Table:
     )
 
 
-def _by_tile(report: Report, args: argparse.Namespace) -> Table:
+def _by_tile(report: common.Report, args: argparse.Namespace) -> common.Table:
     import pandas as pd
 
     from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes

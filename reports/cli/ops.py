@@ -19,13 +19,8 @@ built alike, what each group takes, and why some take longer than the median of 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "the operators, most expensive first"
 EXAMPLES = """  ipu-report ops demo/training
@@ -68,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     if args.alike:
         return _alike(report, args)
@@ -118,7 +113,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
 
 
-def _alike(report: Report, args: argparse.Namespace) -> Page:
+def _alike(report: common.Report, args: argparse.Namespace) -> common.Page:
     """What is repeated: what each group takes, and which members exceed its median."""
     from ipuscope.profiler.analysis.regions import regions
     from ipuscope.profiler.units import percent

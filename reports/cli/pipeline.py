@@ -24,7 +24,6 @@ from ipuscope.reports.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
     from ipuscope.profiler.analysis.pipeline import Bubble
     from ipuscope.reports.tables import Fact, Lines, Page
 
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
     common.check_not_imported(report)
     from ipuscope.profiler.analysis import pipeline
@@ -106,7 +105,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _drawing(
-    report: Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
+    report: common.Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
 ) -> Lines:
     """The timeline as wide as the terminal, and which IPUs it stands for."""
     from ipuscope.profiler.analysis.pod import shards_of

@@ -10,8 +10,6 @@ from ipuscope.reports.cli import common
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "the program tree and its steps"
 EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
@@ -29,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.reports.tables import Column, Page, Table, text
 
@@ -50,7 +48,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
 
 
-def _with_depth(report: Report) -> pd.DataFrame:
+def _with_depth(report: common.Report) -> pd.DataFrame:
     """The tree, depth-first, with ``depth`` (0: roots) and ``cycles`` of a call."""
     from ipuscope.profiler.analysis import program_cycles
 

@@ -9,13 +9,8 @@ compressed vectors: `ipu-report tile`, `timeline` and `ipuscope.profiler.open_re
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "read-only SQL on the profile"
 EXAMPLES = """  ipu-report query 'select name from sqlite_master' demo/training
@@ -45,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         words = "the statement comes before the profile: ipu-report query 'select ...' PROFILE"
         raise common.CommandError(words, common.USAGE)
 
-    def page(report: Report) -> Page:
+    def page(report: common.Report) -> common.Page:
         from ipuscope.profiler.report import query
         from ipuscope.reports.tables import Column, Page, Table, clean, text
 

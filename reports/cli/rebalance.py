@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.predict.what_if import Assignment
     from ipuscope.planner.search.split_search import Split
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return common.each_profile(args, lambda report: _propose(report, args))
 
 
-def _costs(report: Report) -> Costs:
+def _costs(report: common.Report) -> Costs:
     from ipuscope.planner.costs.profile_costs import Costs
 
     try:
@@ -123,7 +121,7 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 
 
 def _wanted_or_nearest(
-    report: Report, costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
+    report: common.Report, costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
 ) -> Split:
     """`_wanted`, or one that is too close to call if none is sure to fit.
 
@@ -189,7 +187,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     )
 
 
-def _propose(report: Report, args: argparse.Namespace) -> Page:
+def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.planner.levers.compile_again import merged_placement
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
     from ipuscope.planner.search.what_fits import quicker_if_it_fits

@@ -9,13 +9,9 @@ of the profile); operators without a line, such as an optimiser's, are the line 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Lines, Page
 
 HELP = "the lines of your code by their cycles and bytes"
 EXAMPLES = """  ipu-report source demo/training
@@ -32,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler.analysis.source import line_of, lines
     from ipuscope.profiler.units import percent
@@ -65,7 +61,7 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     return Page(str(report.path), (Table("source", table, columns, most=common.top(args)),))
 
 
-def _listed(report: Report, file: str) -> Lines:
+def _listed(report: common.Report, file: str) -> common.Lines:
     """The file with cycles, share and IPUs in the margin of each line."""
     from ipuscope.profiler.analysis.source import listing
     from ipuscope.profiler.units import cycles, percent

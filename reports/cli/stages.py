@@ -11,13 +11,8 @@ over IPUs is MFU. A weight that stages share counts once, where it is; their cop
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "what each pipeline stage costs, and which one is slowest"
 EXAMPLES = """  ipu-report stages demo/training
@@ -35,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     return _by_block(report) if args.by == "block" else _by_stage(report, args.each)
 
 
-def _by_stage(report: Report, each: bool = False) -> Page:
+def _by_stage(report: common.Report, each: bool = False) -> common.Page:
     import numpy as np
 
     from ipuscope.profiler.analysis import facts, peak
@@ -85,7 +80,7 @@ def _by_stage(report: Report, each: bool = False) -> Page:
     return Page(str(report.path), (table, say(words), *of_peak))
 
 
-def _by_block(report: Report) -> Page:
+def _by_block(report: common.Report) -> common.Page:
     from ipuscope.reports.tables import Column, Page, Table, identity, text, whole_kibibytes
 
     columns = (

@@ -7,16 +7,12 @@ the IPUs' time only: a host that cannot keep up is not in it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ipuscope.reports.cli import common, memory
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Line, Page
+    import numpy as np
 
 HELP = "the profile on one page: machine, speed, cycles, memory, warnings"
 EXAMPLES = """  ipu-report summary demo/training
@@ -45,55 +41,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_each(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
-    import pandas as pd
+    import numpy as np
 
     from ipuscope.profiler import confidence
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.movement import streaming_steps
-    from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table
+    from ipuscope.profiler.report.query import Answer
+    from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table, clean
 
     of, tile = facts.facts(report), facts.fullest(report)
     rows = [Fact(*one) for one in (*facts.about(of), *facts.speed(of), *facts.memory(tile))]
     parts: list[Any] = [Facts("summary", tuple(rows))]
-    if len(report.runs):
-        proportions = report.cycle_proportions(0)
+    if of.runs:
+        proportions = report.proportion_columns(0)
         parts += [
             Lines(_bars(proportions, bool(len(streaming_steps(report))), args.each)),
-            Table("cycles", proportions, ()),
+            Table("cycles", Answer.of(proportions), ()),
         ]  # no columns: people see the bars
     if of.peak:
-        frame = pd.DataFrame(of.peak.rows, columns=["part", "share"])
-        parts.append(Table("peak", frame, ()))  # people see the facts
+        shares = Answer(("part", "share"), tuple(of.peak.rows), cut=False)
+        parts.append(Table("peak", shares, ()))  # people see the facts
     parts.append(memory.by_ipu(report, each=args.each))
-    if len(errors := confidence.by_class(report)):
-        parts.append(Table("cycle_error", errors, ()))  # people see the fact
+    if errors := confidence.class_rows(report):
+        of_class = {name: np.array([one[name] for one in errors]) for name in confidence.COLUMNS}
+        parts.append(Table("cycle_error", Answer.of(of_class), ()))  # people see the fact
     parts += common.mark(report)
     if of.warnings:
-        parts.append(Lines(_warnings(of.warnings)))
+        mark = ("warning: ", "bold yellow")
+        parts.append(Lines(tuple((mark, (clean(words), "")) for words in of.warnings)))
     return Page(str(report.path), tuple(parts))
 
 
-def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, ...]:
+def _bars(proportions: dict[str, np.ndarray], streams: bool, each: bool) -> tuple[common.Line, ...]:
     """The cycles of each IPU by kind, one line each; IPUs with like bars share a line."""
     import numpy as np
 
     from ipuscope.reports import alike
     from ipuscope.reports.text_timeline import stacked_bar
 
-    lines: list[Line] = [(("where the cycles of a device iteration go", "bold"),)]
+    lines: list[common.Line] = [(("where the cycles of a device iteration go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
-    rows = proportions[proportions["total"] > 0]  # the first replica's: others do the same
-    bars: list[Line] = []
-    for row in rows.to_dict("records"):
-        total = row["total"]
-        shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
-        busy = 1 - row["idle"] / total
+    own = proportions["total"] > 0  # the first replica's: others do the same
+    rows = {name: values[own] for name, values in proportions.items()}
+    bars: list[common.Line] = []
+    for at, total in enumerate(rows["total"].tolist()):
+        shares = [(*_KINDS[kind], rows[kind][at] / total) for kind in present]
+        busy = 1 - rows["idle"][at] / total
         bars.append((*stacked_bar(shares, BAR), (f" {busy:6.1%} busy", "")))
-    ipus, few = rows["ipu"].to_numpy(), each or len(rows) <= alike.FEW
+    ipus, few = rows["ipu"], each or len(bars) <= alike.FEW
     together = [[at] for at in range(len(bars))] if few else alike.groups(bars)
-    idlest = np.argsort([rows["idle"].iloc[one[0]] for one in together], kind="stable")
+    idlest = np.argsort(rows["idle"][[one[0] for one in together]], kind="stable")
     shown = np.arange(len(together)) if few else alike.at_most(idlest)
     names = ["IPU " + alike.spans(ipus[together[at]].tolist()) for at in shown]
     indent = max(8, *(len(name) + 2 for name in names)) if names else 8
@@ -102,13 +101,15 @@ def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, .
         for name, at in zip(names, shown.tolist(), strict=True)
     ]
     if not few:
-        left = len(rows) - sum(len(together[at]) for at in shown)
+        left = len(bars) - sum(len(together[at]) for at in shown)
         between = f", {left} between these are left out" if left else ""
-        lines.append(((f"Equal bars are one{between}: --each prints all {len(rows)}.", "dim"),))
+        lines.append(((f"Equal bars are one{between}: --each prints all {len(bars)}.", "dim"),))
     return (*lines, *_legend(proportions, present, streams))
 
 
-def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> list[Line]:
+def _legend(
+    proportions: dict[str, np.ndarray], present: list[str], streams: bool
+) -> list[common.Line]:
     """What the letters of the bars mean, and the share of all cycles."""
     called = {**_CALLED, **(_WITH_STREAMS if streams else {})}
     everything = max(1, proportions["total"].sum())
@@ -123,9 +124,3 @@ def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> lis
         legend[-1] += [(letter, style), (entry, "")]
         used += 1 + len(entry)
     return [(*line[:-1], (line[-1][0].rstrip(), "")) for line in legend]
-
-
-def _warnings(warnings: Sequence[str]) -> tuple[Line, ...]:
-    from ipuscope.reports.tables import clean
-
-    return tuple((("warning: ", "bold yellow"), (clean(words), "")) for words in warnings)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "the variables on one tile, largest first"
 EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest tile of IPU 2
@@ -33,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler import analysis
     from ipuscope.reports.tables import Column, Page, Table, integer, say, text

@@ -6,13 +6,8 @@ A variable is live at the steps from 'start' up to 'stop' of its IPU, or 'always
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "the variables in tile memory, largest first"
 EXAMPLES = """  ipu-report variables demo/training
@@ -31,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.reports.tables import Column, Page, Table, identity, integer, text
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.predict.what_if import Assignment, Prediction
-    from ipuscope.profiler import Report
     from ipuscope.reports.tables import Column, Page
 
 HELP = "what a given split would cost: cycles, speed, memory, legality"
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whatif_schedules.add_arguments(parser)
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
     import pandas as pd
 

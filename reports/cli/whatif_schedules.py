@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.predict.what_if import Assignment
     from ipuscope.planner.schedules.compared import Outcome
-    from ipuscope.profiler import Report
     from ipuscope.profiler.timeline.schedule_types import Schedule
-    from ipuscope.reports.tables import Lines, Page
 
 _SLICES = 16  # cells of a picture of free IPUs, a dozen characters each
 
@@ -40,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Namespace) -> Page:
+def page(
+    report: common.Report, costs: Costs, assignment: Assignment, args: argparse.Namespace
+) -> common.Page:
     """The schedules asked for; of a single one, also its pictures. ValueError as in `whatif`."""
     from ipuscope.planner.schedules.actions import write_csv
     from ipuscope.planner.schedules.compared import ASSUMES, compared
@@ -86,7 +86,7 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     return Page(str(report.path), (shown, *drawn, *notes, say(ASSUMES, "dim")))
 
 
-def _pictures(outcome: Outcome) -> list[Lines]:
+def _pictures(outcome: Outcome) -> list[common.Lines]:
     from ipuscope.planner.schedules.simulation import sliced
     from ipuscope.reports.tables import say
 
@@ -98,7 +98,7 @@ def _pictures(outcome: Outcome) -> list[Lines]:
     ]
 
 
-def _picture(schedule: Schedule) -> Lines:
+def _picture(schedule: Schedule) -> common.Lines:
     from ipuscope.reports.tables import Lines, drawing_width, speaks_unicode
     from ipuscope.reports.text_timeline import WEIGHTS, timeline
     from ipuscope.viewer.figures.rebalance import frames_of

@@ -7,13 +7,8 @@ they add up to it exactly. Only what is on it is worth shortening.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
-
-if TYPE_CHECKING:
-    from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
 
 HELP = "what an update waits for, cycle by cycle"
 EXAMPLES = """  ipu-report why demo/training
@@ -23,7 +18,7 @@ EXAMPLES = """  ipu-report why demo/training
 TOP = 12  # rows for people
 
 
-def page(report: Report, args: argparse.Namespace) -> Page:
+def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler import analysis
     from ipuscope.profiler.analysis.critical_path import path_columns, waterfall_columns

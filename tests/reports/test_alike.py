@@ -41,15 +41,15 @@ def test_neighbours_are_within_a_twentieth_of_a_tile_of_each_other() -> None:
 
 
 def test_of_neighbours_the_fullest_is_printed() -> None:
-    frame = pd.DataFrame({"ipu": [0, 1, 2], "peak": [100, 110, 500], "free": [524, 514, 124]})
-    shown = alike.memory_alike(frame, 624)
+    ipus = {"ipu": [0, 1, 2], "peak": [100, 110, 500], "free": [524, 514, 124]}
+    shown = alike.memory_alike({name: np.array(values) for name, values in ipus.items()}, 624)
     assert shown["ipu"].tolist() == ["0-1", "2"]
     assert shown["free"].tolist() == [514, 124]
 
 
 def test_the_fullest_of_many_unlike_ipus_are_printed() -> None:
-    frame = pd.DataFrame({"ipu": range(40), "peak": [(at * 7 % 40) * 100 for at in range(40)]})
-    shown = alike.memory_alike(frame, 624)
+    ipus = np.arange(40)
+    shown = alike.memory_alike({"ipu": ipus, "peak": ipus * 7 % 40 * 100}, 624)
     assert sorted(shown["peak"]) == [100 * at for at in range(24, 40)]
 
 

@@ -69,9 +69,8 @@ class Figures:
 
     def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What an update waits for, as a waterfall of the critical path."""
-        if not run and not iteration:  # they are at hand
-            table = waits.of(self._report).waterfall
-        else:
+        table = waits.of(self._report).waterfall
+        if run or iteration:
             path = critical_path.path_columns(self._report, run, iteration)
             table = critical_path.waterfall(path)
         return self._carded(bars.waterfall(table, self._clock, self._theme))
