@@ -341,13 +341,12 @@ def widened(plan: Plan, machine: Machine) -> Plan:
     return replace(plan, steps=tuple(steps), temporaries=temporaries, constants=constants)
 
 
-def step_name(op: str, step: str) -> str:
-    """``layer/addmm`` and ``addmm/reduce`` make ``layer/addmm/reduce``."""
-    return op + _behind(op.rpartition("/")[2], step)
-
-
 @lru_cache(maxsize=1 << 14)
-def _behind(short: str, step: str) -> str:
+def behind(short: str, step: str) -> str:
+    """What follows an operator's name in a step's: ``layer/addmm``, ``addmm/reduce``: ``/reduce``.
+
+    ``short``: the end of the operator's.
+    """
     head, _, rest = step.partition("/")
     if short == head or short.startswith(head + "_"):
         return f"/{rest}" if rest else ""

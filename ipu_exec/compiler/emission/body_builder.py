@@ -9,9 +9,9 @@ from ipu_exec.compiler.emission.bodies import (
     Body,
     ProgramStep,
     Use,
+    behind,
     program_steps,
     spent,
-    step_name,
 )
 from ipu_exec.compiler.emission.loops import Emitted, Loop, emitted
 from ipu_exec.compiler.placement.reads import read_operands
@@ -99,6 +99,14 @@ class _Emission:
     of_plan: Emitted
     steps: list[list[ProgramStep]]
     cycles: int
+    names: dict[str, list[list[str]]]  # of steps, behind an operator's, by the end of that
+
+    def named(self, op: str) -> tuple[list[list[ProgramStep]], list[list[str]]]:
+        """The steps, and how their names go on behind that of an operator."""
+        short = op.rpartition("/")[2]
+        if short not in self.names:
+            self.names[short] = [[behind(short, one.name) for one in some] for some in self.steps]
+        return self.steps, self.names[short]
 
 
 class OperatorSteps:
@@ -116,11 +124,12 @@ class OperatorSteps:
         once = emission.of_plan
         starts: list[int] = []  # position of the first step of each part
         ends: list[int] = []  # and of the last
-        for part, steps in zip(once.parts, emission.steps, strict=True):
+        for part, steps, names in zip(once.parts, *emission.named(op.name), strict=True):
             starts.append(len(body.steps))
-            for one in steps:
-                name = step_name(op.name, one.name)
-                body.steps.append(one.in_operator(op.id, name, plan, part))
+            body.steps += [
+                one.in_operator(op.id, op.name + name, plan, part)
+                for one, name in zip(steps, names, strict=True)
+            ]
             ends.append(len(body.steps) - 1)
         body.loops += [
             Loop(starts[loop.first], ends[loop.stop - 1] + 1, loop.times) for loop in once.loops
@@ -134,7 +143,7 @@ class OperatorSteps:
         for storage in self.mapping.graph.results(op):
             body.touch(storage, ends[-1], ends[-1])
         for temporary in once.temporaries:
-            name = step_name(op.name, temporary.name)
+            name = op.name + behind(op.name.rpartition("/")[2], temporary.name)
             body.hold(
                 Use(
                     name,
@@ -158,5 +167,5 @@ class OperatorSteps:
                 for part, name in zip(once.parts, once.names, strict=True)
             ]
             cycles = [sum(step.cycles for step in some) for some in steps]
-            self._emissions[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
+            self._emissions[id(plan)] = _Emission(once, steps, int(once.times @ cycles), {})
         return self._emissions[id(plan)]

@@ -120,7 +120,7 @@ class SharedCode:
         self.calls: dict[int, int] = {}
         self.first: dict[int, int] = {}
         self.weights: dict[int, int] = {}  # operator of an update -> weight
-        self.sizes: dict[tuple[int, ...], _Sizes] = {}  # of code that IPUs have in common
+        self.sizes: dict[tuple[Any, ...], _Sizes] = {}  # of code that IPUs have in common
 
     def read(self, bodies: Iterable[Body]) -> None:
         """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
@@ -281,12 +281,15 @@ class CodeOfIpu:
             self.shared.variables.setdefault(key, []).append([number])
 
     def _sizes(self, key: tuple[int, ...], step: ProgramStep) -> _Sizes:
-        """The sizes of a step's code; a plan's are those of the first IPU that has it."""
+        """The sizes of a step's code, as of the first with its plan, or of no plan its vectors."""
+        place: tuple[Any, ...] = key
         if step.plan is None:
-            return _Sizes.of(step)
-        if key not in self.shared.sizes:
-            self.shared.sizes[key] = _Sizes.of(step)
-        return self.shared.sizes[key]
+            counts = (vertices.count for vertices in step.vertices)
+            vectors = step.bytes_in, step.bytes_out, step.fragments, *counts
+            place = step.type, *map(id, vectors)
+        if place not in self.shared.sizes:
+            self.shared.sizes[place] = _Sizes.of(step)
+        return self.shared.sizes[place]
 
     def _step_code(self, sizes: _Sizes, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
@@ -340,19 +343,21 @@ class _Digests:
         if step.plan is None:
             outlined = self.outlined and step.purpose in _OUTLINED
             return self._transfer(step) if outlined else (id(step),)
+        outline = op.attributes.outline if op is not None else None
+        place = id(step.plan), step.part, step.type, outline
+        key = self._keys.get(place)
+        if key is not None:
+            return key
         if id(step.plan) not in self._plans:
             parts = tuple(self._digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
-        outline = op.attributes.outline if op is not None else None
-        place = id(step.plan), step.part, step.type, outline
-        if place not in self._keys:
-            self._keys[place] = (
-                self._plans[id(step.plan)],
-                0 if op is None else hash(outline),
-                hash(step.type),
-                self._digest(step.plan.steps[step.part]),
-            )
-        return self._keys[place]
+        key = self._keys[place] = (
+            self._plans[id(step.plan)],
+            0 if op is None else hash(outline),
+            hash(step.type),
+            self._digest(step.plan.steps[step.part]),
+        )
+        return key
 
     def _transfer(self, step: ProgramStep) -> tuple[int, ...]:
         """A key of a transfer: the bytes that each tile sends and receives, or its cycles."""

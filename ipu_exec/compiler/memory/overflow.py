@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class TileBytes:
     variables: Sequence[records.Variable]
     used: np.ndarray  # of both regions together
     used_at: np.ndarray
+    always: np.ndarray  # of it always live
     total: np.ndarray  # the extent, including gaps (`ipuscope.profiler.timeline.tile_usage`)
 
 
@@ -36,22 +38,18 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
     per_ipu = []
     for ipu in sorted({variable.ipu for variable in variables}):
         here = [variable for variable in variables if variable.ipu == ipu]
-        used, used_at = _peaks(here, target.tiles)
-        interleaved, _ = _peaks([v for v in here if v.interleaved], target.tiles)
+        used, used_at, always = _peaks(here, target.tiles)
+        interleaved = _peaks([v for v in here if v.interleaved], target.tiles)[0]
         total = including_gaps(used, interleaved, target.region0_bytes)
-        per_ipu.append(TileBytes(ipu, here, used, used_at, total))
+        per_ipu.append(TileBytes(ipu, here, used, used_at, always, total))
     return per_ipu
 
 
 def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
     """The profile's rows for the tiles of all IPUs."""
     for one in tiles:
-        always = np.zeros(target.tiles, dtype=np.int64)
-        for variable in one.variables:
-            if variable.always_live:
-                always += variable.tile_bytes
         over = np.maximum(one.total - target.bytes_per_tile, 0)
-        columns = (one.total, one.used, always, over)
+        columns = (one.total, one.used, one.always, over)
         for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             yield records.TileMemory(one.ipu, tile, *values)
 
@@ -60,7 +58,7 @@ def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
     """The worst tile over a limit, or None (`ipuscope.profiler.timeline.tile_usage` decides)."""
     overflowing = []
     for one in tiles:
-        code = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
+        code = _peaks([v for v in one.variables if v.category in CODE], target.tiles)[:2]
         columns = {"total": one.total, "peak": one.used, "peak_step": one.used_at}
         worst = worst_tile(columns, code, target.bytes_per_tile, target.region0_bytes)
         if worst is not None:
@@ -107,22 +105,20 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
     return Overflow(tile, at, worst.what, worst.limit, worst.bytes_over, ipu.ipu, live_contents)
 
 
-def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step, and the first step at which they are live."""
-    always, row = np.zeros(tiles, np.int64), dict[int, int]()
-    lives: list[tuple[int, int, int]] = []
-    vectors: list[np.ndarray] = []
-    for one in variables:
-        if one.always_live:
-            always += one.tile_bytes
-            continue
-        at = row.setdefault(id(one.tile_bytes), len(vectors))
-        if at == len(vectors):
-            vectors.append(one.tile_bytes)
-        lives.append((one.start, one.stop, at))
-    if not lives:
-        return always, np.zeros(tiles, np.int64)
+def _peaks(
+    variables: Sequence[records.Variable], tiles: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per tile, the most bytes live at one step, the first such step, and the always-live bytes."""
+    vectors = {id(one.tile_bytes): one.tile_bytes for one in variables}
+    always = np.zeros(tiles, np.int64)
+    for key, times in Counter(id(v.tile_bytes) for v in variables if v.always_live).items():
+        always += times * vectors[key]
+    passing = [one for one in variables if not one.always_live]
+    if not passing:
+        return always, np.zeros(tiles, np.int64), always
+    row = {key: at for at, key in enumerate(dict.fromkeys(id(v.tile_bytes) for v in passing))}
+    lives = [(one.start, one.stop, row[id(one.tile_bytes)]) for one in passing]
     start, stop, vector = np.array(lives).T
-    intervals = liveness.Intervals(start, stop, vector, np.array(vectors))
+    intervals = liveness.Intervals(start, stop, vector, np.array([vectors[key] for key in row]))
     peak, position = liveness.tile_peaks(intervals, stop.max())
-    return always + peak, position
+    return always + peak, position, always

@@ -8,9 +8,10 @@ from ipu_exec.lowering import info
 
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
-    unread = info(op.aten).unread_operands(op.args)
-    if not unread:
+    operator = info(op.aten)
+    if not operator.unread:
         return op.inputs
+    unread = operator.unread_operands(op.args)
     return tuple(value for at, value in enumerate(op.inputs) if at not in unread)
 
 

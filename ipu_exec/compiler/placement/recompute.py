@@ -23,6 +23,8 @@ from ipuscope.profiler.enums import Role
 
 Ops = Sequence[OpNode]
 BlockOf = Callable[[OpNode], int]
+# of storages: the Block that makes each, and the Blocks of the readers of each
+_Users = tuple[dict[int, int], dict[int, set[int]]]
 
 
 class Recomputation(IntEnum):
@@ -204,6 +206,7 @@ def by_block(
     for at, ops in enumerate((forward, backward)):
         for op in ops:
             of_block[block(op)][at].append(op)
+    kept = _users(graph, forward, backward, block)
     for runs, turns in of_block:
         ends += run_again(graph, runs, turns, stays)[0]
     return {
@@ -211,9 +214,9 @@ def by_block(
         "again_end": spent(ends),
         "again_final": spent(final),
         "closed": _closed(graph, again, backward, stays, block, count),
-        "stashes": _stashes(graph, forward, [*again, *backward], stays, block),
-        "stashes_kept": _stashes(graph, forward, backward, set(), block),
-        "handed_on": _handed_on(graph, forward, backward, block),
+        "stashes": _stashes(graph, _users(graph, forward, [*again, *backward], block), stays),
+        "stashes_kept": _stashes(graph, kept, set()),
+        "handed_on": _handed_on(graph, kept),
     }
 
 
@@ -238,8 +241,8 @@ def _closed(
     ]
 
 
-def _handed_on(graph: Graph, forward: Ops, backward: Ops, block: BlockOf) -> list[list[int]]:
-    makers, needed = _makers_and_readers(graph, forward, backward, block)
+def _handed_on(graph: Graph, users: _Users) -> list[list[int]]:
+    makers, needed = users
     rows = []
     for storage, by in sorted(needed.items()):
         home = makers.get(storage, -1)
@@ -249,9 +252,7 @@ def _handed_on(graph: Graph, forward: Ops, backward: Ops, block: BlockOf) -> lis
     return rows
 
 
-def _makers_and_readers(
-    graph: Graph, forward: Ops, readers: Ops, block: BlockOf
-) -> tuple[dict[int, int], dict[int, set[int]]]:
+def _users(graph: Graph, forward: Ops, readers: Ops, block: BlockOf) -> _Users:
     """The Block that makes each storage, and the Blocks of the readers of each."""
     makers: dict[int, int] = {}
     for op in forward:
@@ -265,10 +266,8 @@ def _makers_and_readers(
     return makers, needed
 
 
-def _stashes(
-    graph: Graph, forward: Ops, readers: Ops, stays: set[int], block: BlockOf
-) -> list[list[int]]:
-    makers, needed = _makers_and_readers(graph, forward, readers, block)
+def _stashes(graph: Graph, users: _Users, stays: set[int]) -> list[list[int]]:
+    makers, needed = users
     stashes = []
     for storage, by in sorted(needed.items()):
         if storage not in makers and graph.storages[storage].role != Role.INPUT:

@@ -93,10 +93,13 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
     placement, tree = executable.placement, executable.tree
     blocks = update_blocks(executable.graph)
     ops = executable.graph.ops
-    names = popart_names([op.name for op in ops], [popart_name(op.aten) for op in ops])
+    kinds = {aten: popart_name(aten) for aten in {op.aten for op in ops}}
+    names = popart_names([op.name for op in ops], [kinds[op.aten] for op in ops])
+    attributes = {id(op.attributes): op.attributes for op in ops}  # of most operators the same
+    asked = {key: str(one) for key, one in attributes.items()}
     for op, stage, name in zip(ops, placement.op_stage, names, strict=True):
         plan = tree.op_plans.get(op.id)
-        notes = (plan.note if plan else "", str(op.attributes))
+        notes = (plan.note if plan else "", asked[id(op.attributes)])
         yield records.Op(
             op.id,
             op.name,
@@ -161,20 +164,20 @@ class _Rows:
         group, group_op = node, -1
         loops = {loop.first: loop for loop in body.loops}
         turn, end_of_turn = -1, -1
-        ids = self.executable.tree.step_ids[index]
+        ids, ops = self.executable.tree.step_ids[index], self.executable.graph.ops
+        storages, first = self.executable.graph.storages, self.executable.memory.code.first
         for position, (step, step_id) in enumerate(zip(body.steps, ids, strict=True)):
             if step.op != group_op:
                 group_op = step.op
                 group = node
                 if group_op >= 0:
-                    name = self.executable.graph.ops[group_op].name
-                    group = self.nodes.add(node, records.SEQUENCE, name)
+                    group = self.nodes.add(node, records.SEQUENCE, ops[group_op].name)
             if position in loops:
                 loop = loops[position]
                 turn = self.nodes.add(group, records.REPEAT, "serial steps", loop.times)
                 end_of_turn = loop.stop
             leaf = self.nodes.add(turn if position < end_of_turn else group, step.type, step.name)
-            code = self.executable.memory.code.first.get(step_id, step_id)
+            code = first.get(step_id, step_id)
             compute_set = self._compute_set(step, code, body.ipu)
             self.steps.append(
                 records.Step(
@@ -197,7 +200,6 @@ class _Rows:
                 )
             )
             self.positions[body.ipu] += 1
-            storages = self.executable.graph.storages
             for move in step.moves:
                 name = storages[move.storage].name
                 self.steps.append(
