@@ -12,7 +12,7 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -72,15 +72,31 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _spaces(model: torch.nn.Module) -> list[Any]:
-    """Where a forward keeps tensors: modules, their objects, the classes, the files of these."""
+    """Where a forward keeps tensors: modules, their objects, the classes, the files of these.
+
+    And the files of what these import: functions, classes and modules.
+    """
     modules = list(model.modules())
     values = (value for module in modules for value in vars(module).values())
     objects = {id(one): one for one in values if hasattr(one, "__dict__")}.values()
     classes = {of for one in (*modules, *objects) for of in type(one).__mro__}
-    users = {of for of in classes if of.__module__.split(".")[0] not in _NOBODYS}
-    files = {of.__module__ for of in users} & sys.modules.keys()
+    users = {of for of in classes if _file_of(of)}
+    files = {_file_of(of) for of in users} & sys.modules.keys()
+    imported = {_file_of(value) for name in files for value in [*vars(sys.modules[name]).values()]}
+    files |= imported & sys.modules.keys()
     own = (one for one in objects if type(one) in users)
     return [*modules, *own, *users, *(sys.modules[name] for name in files)]
+
+
+def _file_of(value: object) -> str:
+    """The name of a user's file that a class, function or module is of; "" of anything else."""
+    if isinstance(value, ModuleType):
+        name = value.__name__
+    elif isinstance(value, type | FunctionType | _LRU_CACHE):
+        name = value.__module__
+    else:
+        return ""
+    return "" if name.split(".")[0] in _NOBODYS else name
 
 
 def _is_fake(value: object) -> bool:

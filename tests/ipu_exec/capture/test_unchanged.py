@@ -9,6 +9,8 @@ import torch
 
 import ipu_exec
 from ipu_exec.capture.recording.unchanged import unchanged
+from tests.ipu_exec.capture import elsewhere
+from tests.ipu_exec.capture.elsewhere import positions
 from tests.models import model_of
 
 
@@ -180,6 +182,8 @@ class Caches(torch.nn.Module):
             "method": lambda: self.method(4),
             "property": lambda: self.property,
             "object": lambda: self.table.of(4),
+            "imported": lambda: positions(4),
+            "elsewhere": lambda: elsewhere.positions(4),
         }
         added = ways[self.way]() if self.way in ways else getattr(self, self.way)()
         return self.layer(x + added)
@@ -198,11 +202,14 @@ class Caches(torch.nn.Module):
         "of_the_file",
         "own",
         "decorated",
+        "imported",
+        "elsewhere",
     ],
 )
 def test_a_cache_that_the_capture_filled_is_filled_again_with_numbers(way: str) -> None:
     """A relative position index of BEiT is made once a size, by a `functools` cache."""
     BY_SIZE.clear()
+    elsewhere.BY_SIZE.clear()
     model = Caches(way)
     x = torch.randn(3, 4)
     engine = ipu_exec.inferenceModel(model)
