@@ -1,11 +1,15 @@
-"""What the advisor foresees of other people's models, and what their compiles take.
+"""What the advisor foresees of other people's models, and what their compiles give.
 
-python -m benchmarks.unseen swin t5 (benchmarks.unseen.models has how to get the packages)
+python -m benchmarks.unseen swin t5
+
+`benchmarks.unseen.models` has how to get the packages. What compiles gave is stored beside this
+file; ``--anew`` compiles again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import subprocess
 import sys
 import tempfile
@@ -17,76 +21,81 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.unseen.models import MODELS
-from ipuscope.planner.advice.search import predicted
+from ipuscope.planner.advice.search import Advice, predicted
 from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.registry import LEVERS, anything, argument
 from ipuscope.planner.levers.settings import Levers
-from ipuscope.profiler import Report, analysis, open_report
+from ipuscope.profiler import ProfileError, Report, analysis, open_report
 from ipuscope.profiler.units import per_second
 
 _SECONDS = 600  # of one compile
 _COMPILED = "compiled"
+# What compiles gave, which the advisor has no part in: model, change, samples a second, bytes of
+# the fullest tile, state.
+_STORE = Path(__file__).with_name("compiled.csv")
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a compile gave: samples a second, bytes of the fullest tile, and whether it fits."""
+
+    rate: float
+    nbytes: int
+    state: str
+
+    @classmethod
+    def of(cls, report: Report) -> Came:
+        """From a compile's profile."""
+        rate = analysis.pace(report).samples_per_second
+        return cls(rate, int(analysis.fullest_tiles(report).max()), str(report.meta["state"]))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A change of a model: samples a second and bytes of the fullest tile."""
+    """A change of a model: what was foreseen, of a tile of ``limit`` bytes, and what came."""
 
     model: str
     change: str
-    predicted: float
-    doubt: float
-    compiled: float
-    foreseen: str  # of the memory
-    foreseen_bytes: int
-    taken_bytes: int
+    foreseen: Advice
+    came: Came
     limit: int
-    state: str
 
     @property
     def off(self) -> float:
         """The compile beside the estimate."""
-        return self.compiled / self.predicted - 1
+        return self.came.rate / self.foreseen.samples_per_second - 1
 
     @property
     def is_inside(self) -> bool:
         """Whether the compile is within the doubt, or a thousandth."""
-        doubt = max(self.doubt, 0.001 * self.predicted)
-        return abs(self.compiled - self.predicted) <= doubt
+        rate = self.foreseen.samples_per_second
+        return abs(self.came.rate - rate) <= max(self.foreseen.doubt, 0.001 * rate)
 
     @property
     def more(self) -> float:
         """Share of a tile by which the compile takes more than was foreseen."""
-        return (self.taken_bytes - self.foreseen_bytes) / self.limit
+        return (self.came.nbytes - self.foreseen.fullest) / self.limit
 
     def __str__(self) -> str:
         inside = "" if self.is_inside else ", outside"
         return (
-            f"| {self.model} | {self.change} | {per_second(self.predicted)}"
-            f" ±{self.doubt / self.predicted:.1%} | {per_second(self.compiled)} |"
-            f" {self.off:+.1%}{inside} | {self.foreseen} | {self.state}, {self.more:+.1%} |"
+            f"| {self.model} | {self.change} | {self.foreseen.rate} | {per_second(self.came.rate)}"
+            f" | {self.off:+.1%}{inside} | {self.foreseen.memory} | {self.came.state},"
+            f" {self.more:+.1%} |"
         )
 
 
-def rows(model: str) -> Iterator[Row]:
-    """Each change alone."""
+def rows(model: str, store: dict[tuple[str, str], Came]) -> Iterator[Row]:
+    """Each change alone; what is not in the ``store`` is compiled, and put there."""
     with tempfile.TemporaryDirectory(prefix="unseen-") as folder:
         basis = Basis.of(_compiled(model, Path(folder) / "as it is"))
         for levers in _changes(basis):
-            change, advice = argument(levers), predicted(basis, levers)
-            report = _compiled(model, Path(folder) / change, "--with", change)
-            yield Row(
-                model,
-                change,
-                advice.samples_per_second,
-                advice.doubt,
-                analysis.pace(report).samples_per_second,
-                advice.memory,
-                advice.fullest,
-                int(analysis.fullest_tiles(report).max()),
-                report.target.bytes_per_tile,
-                str(report.meta["state"]),
-            )
+            change = argument(levers)
+            if (model, change) not in store:
+                report = _compiled(model, Path(folder) / change, "--with", change)
+                store[model, change] = Came.of(report)
+            limit = basis.report.target.bytes_per_tile
+            yield Row(model, change, predicted(basis, levers), store[model, change], limit)
 
 
 def _changes(basis: Basis) -> Iterator[Levers]:
@@ -100,14 +109,35 @@ def _changes(basis: Basis) -> Iterator[Levers]:
 def _compiled(model: str, folder: Path, *words: str) -> Report:
     script = ["-m", "benchmarks.unseen.models", model]
     command = ["ipu_exec.commands.run", "--compile-only", "--profile-dir", str(folder), *words]
-    subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *command, *script],
         capture_output=True,
         text=True,
         timeout=_SECONDS,
         check=False,  # what does not fit ends with an error, and has its profile
     )
-    return open_report(folder / "training")
+    try:
+        return open_report(folder / "training")
+    except ProfileError:
+        raise SystemExit(f"{model} {' '.join(words)}: {process.stderr.strip()}") from None
+
+
+def stored() -> dict[tuple[str, str], Came]:
+    """What compiles gave, by model and change."""
+    if not _STORE.is_file():
+        return {}
+    with _STORE.open(encoding="utf-8", newline="") as file:
+        return {
+            (model, change): Came(float(rate), int(nbytes), state)
+            for model, change, rate, nbytes, state in csv.reader(file)
+        }
+
+
+def save(store: dict[tuple[str, str], Came]) -> None:
+    """Write what compiles gave."""
+    with _STORE.open("w", encoding="utf-8", newline="") as file:
+        for key, came in store.items():
+            csv.writer(file).writerow([*key, f"{came.rate:.1f}", came.nbytes, came.state])
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
@@ -123,23 +153,28 @@ def summary(rows: list[Row]) -> Iterator[str]:
             f"| {change} | {len(some)} | {sum(row.is_inside for row in some)} |"
             f" {np.median(off):.1%} | {off.max():.1%} | {max(row.more for row in some):+.1%} |"
         )
-    sure = [row for row in rows if row.foreseen == "fits"]
-    right = sum(row.state == _COMPILED for row in sure)
+    sure = [row for row in rows if row.foreseen.surely]
+    right = sum(row.came.state == _COMPILED for row in sure)
     yield f"\nOf {len(sure)} changes that were said to fit, {right} do."
 
 
 def main() -> None:
     """Print the rows, then what they come to."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], help="default: all")
-    names = parser.parse_args().models or [*MODELS]
-    every = []
+    parser.add_argument("--anew", action="store_true", help="compile what was compiled before")
+    asked = parser.parse_args()
+    store, every = stored(), list[Row]()
+    names = asked.models or [*MODELS]
+    if asked.anew:
+        store = {key: came for key, came in store.items() if key[0] not in names}
     print("| model | change | predicted, samples/s | compiled | off | memory | came |")
     print("| --- | --- | ---: | ---: | ---: | --- | --- |")
     for name in names:
-        for row in rows(name):
+        for row in rows(name, store):
             print(row, flush=True)
             every.append(row)
+        save(store)
     print("", *summary(every), sep="\n")
 
 

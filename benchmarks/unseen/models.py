@@ -51,7 +51,7 @@ class Model:
             model: nn.Module = getattr(_imported(module), name)(**self.settings)
             return model
         transformers = importlib.import_module("transformers")
-        configuration = f"{self.kind.split('For')[0]}Config"
+        configuration = f"{self.kind.split('For')[0].removesuffix('Model')}Config"
         made: nn.Module = getattr(transformers, self.kind)(
             getattr(transformers, configuration)(**self.settings)
         )
