@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
@@ -49,22 +50,30 @@ class cached_property(Generic[T]):
             return values.setdefault(self._name, self._make(instance))
 
 
-def _by_arguments(store: str) -> Callable[[F], F]:
+def by_arguments(cache: Callable[[Any], Callable[..., Any]]) -> Callable[[F], F]:
+    """A mark for functions whose answers an object caches, one for each choice of arguments.
+
+    ``cache``: from the object, the first argument, to what stores by (key, how to make it).
+    """
+
     def mark(make: F) -> F:
         name, signature = f"{make.__module__}.{make.__qualname__}", inspect.signature(make)
 
         @wraps(make)
-        def answer(of: Any, *args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(of, *args, **kwargs)
-            given.apply_defaults()
-            key = name, *given.args[1:]
-            return getattr(of.file, store)(key, lambda: make(of, *args, **kwargs))
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            if kwargs or len(args) < len(signature.parameters):
+                given = signature.bind(*args, **kwargs)
+                given.apply_defaults()
+                args = given.args
+            return cache(args[0])((name, *args[1:]), lambda: make(*args))
 
         return answer  # type: ignore[return-value]
 
     return mark
 
 
-# Marks a method of a report's facet, or a function of a report, whose answers its file caches, one
-# for each choice of arguments: `ProfileFile.keep`, and `once` for what takes long.
-kept, once = _by_arguments("keep"), _by_arguments("once")
+# Of a report or one of its facets, whose file caches: `once` lets other threads read meanwhile, and
+# of what is `recent` only the last few stay.
+kept = by_arguments(attrgetter("file.keep"))
+once = by_arguments(attrgetter("file.once"))
+recent = by_arguments(attrgetter("file.remember"))

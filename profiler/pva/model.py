@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from ipuscope.profiler.analysis.program import subtree_ends
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import records, sql_rows
 from ipuscope.profiler.file.bounds import rows_of
-from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.lazy import by_arguments, cached_property
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import liveness
 from ipuscope.profiler.timeline.tile_usage import IpuVariables
@@ -31,6 +32,7 @@ OWN_NAME = ("variable", "constant")  # categories whose variables have their own
 # What programs have per tile (code, vertices) instead of variables.
 OF_PROGRAMS = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode")
 _MOST_CACHED = 64  # large results, such as bytes of a tile over all steps
+_remembered = by_arguments(attrgetter("_remember"))
 
 
 class Model:
@@ -296,11 +298,9 @@ class Model:
         """Bytes of the variable at ``row`` on each tile of its IPU."""
         return self.report.file.vector(int(self.variables["tile_bytes"][row]))
 
+    @_remembered
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
         """Not-always-live bytes at every step: of a replica's IPUs, one IPU, or one tile of it."""
-        return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
-
-    def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
         columns = self.variables
         if ipu is None:
             rows, size = np.arange(len(columns["id"])), columns["bytes"]
@@ -480,47 +480,35 @@ class Model:
 
     # -- memory ---
 
+    @_remembered
     def rank_on_tiles(self, ipu: int) -> np.ndarray:
         """How many earlier tiles of an IPU have a piece of each vector: int32[vector, tile]."""
+        there = self.of_ipu[ipu][0].vectors > 0
+        return np.cumsum(there, axis=1, dtype=np.int32) - there
 
-        def make() -> np.ndarray:
-            there = self.of_ipu[ipu][0].vectors > 0
-            return np.cumsum(there, axis=1, dtype=np.int32) - there
-
-        return self._remember(("ranks", ipu), make)
-
+    @_remembered
     def totals(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of ``Report.tiles``."""
+        frame = self.report.tiles(ipu)
+        return {str(name): frame[name].to_numpy() for name in frame}
 
-        def make() -> dict[str, np.ndarray]:
-            frame = self.report.tiles(ipu)
-            return {str(name): frame[name].to_numpy() for name in frame}
-
-        return self._remember(("totals", ipu), make)
-
+    @_remembered
     def category(self, ipu: int, category: str, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
         """(always-live bytes, packed bytes of the others) of a category and region, per tile."""
+        variables, _ = self.of_ipu[ipu]
+        mask = (variables.category == category) & (variables.interleaved == interleaved)
+        always = variables.always(mask)
+        others = variables.intervals_of(mask)
+        packed = liveness.peaks(others, variables.steps, np.zeros_like(always)).tile_peak
+        return always, packed
 
-        def make() -> tuple[np.ndarray, np.ndarray]:
-            variables, _ = self.of_ipu[ipu]
-            mask = (variables.category == category) & (variables.interleaved == interleaved)
-            always = variables.always(mask)
-            others = variables.intervals_of(mask)
-            packed = liveness.peaks(others, variables.steps, np.zeros_like(always)).tile_peak
-            return always, packed
-
-        return self._remember(("category", ipu, category, interleaved), make)
-
+    @_remembered
     def vertex_code(self, ipu: int) -> tuple[list[str], np.ndarray]:
         """Vertex types on an IPU, and their code bytes [type, tile]."""
-
-        def make() -> tuple[list[str], np.ndarray]:
-            variables, rows = self.of_ipu[ipu]
-            mask = variables.category == "vertexCode"
-            names = [str(self.variables["name"][row]) for row in rows[mask].tolist()]
-            return names, variables.vectors[variables.vector[mask]]
-
-        return self._remember(("vertex code", ipu), make)
+        variables, rows = self.of_ipu[ipu]
+        mask = variables.category == "vertexCode"
+        names = [str(self.variables["name"][row]) for row in rows[mask].tolist()]
+        return names, variables.vectors[variables.vector[mask]]
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
         if key in self._recent:

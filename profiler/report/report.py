@@ -16,7 +16,7 @@ import numpy as np
 
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.file.trace import Tasks
-from ipuscope.profiler.lazy import cached_property, kept
+from ipuscope.profiler.lazy import cached_property, kept, recent
 from ipuscope.profiler.report.frames import (
     bounds_of,
     columns_without,
@@ -434,38 +434,34 @@ class Report:
             }
         )
 
+    @recent
     def tasks(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
     ) -> pd.DataFrame:
         """Executed tasks, one per body that ran, sorted by iteration, IPU and start."""
+        tasks = self.trace.tasks(run, ipu, iteration)
+        columns = self.trace.task_columns(run, tasks)
+        body = self.file.table(records.Body)
+        return frame_of(
+            {
+                **some_columns(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
+                "name": texts_of(body["name"], tasks.body),
+                "kind": texts_of(body["kind"], tasks.body),
+                "task": texts_of(body["task"], tasks.body),
+                **some_columns(columns, "direction", "stage", "micro_batch"),
+                "start": tasks.start,
+                "end": tasks.end,
+                "cycles": tasks.end - tasks.start,
+            },
+            copy=False,
+        )
 
-        def make() -> pd.DataFrame:
-            tasks = self.trace.tasks(run, ipu, iteration)
-            columns = self.trace.task_columns(run, tasks)
-            body = self.file.table(records.Body)
-            return frame_of(
-                {
-                    **some_columns(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
-                    "name": texts_of(body["name"], tasks.body),
-                    "kind": texts_of(body["kind"], tasks.body),
-                    "task": texts_of(body["task"], tasks.body),
-                    **some_columns(columns, "direction", "stage", "micro_batch"),
-                    "start": tasks.start,
-                    "end": tasks.end,
-                    "cycles": tasks.end - tasks.start,
-                },
-                copy=False,
-            )
-
-        return self.file.remember(("tasks", run, ipu, iteration), make)
-
+    @recent
     def steps(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
     ) -> pd.DataFrame:
         """Executed steps, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
-        key = "steps", run, ipu, iteration
-        tasks = self.trace.tasks
-        return self.file.remember(key, lambda: self._steps_of(run, tasks(run, ipu, iteration)))
+        return self._steps_of(run, self.trace.tasks(run, ipu, iteration))
 
     def _steps_of(self, run: int, tasks: Tasks) -> pd.DataFrame:
         slices = self.trace.slices(tasks)
