@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ipu_exec.compiler.emission.bodies import (
@@ -60,10 +60,15 @@ class BodyBuilder:
             replace(loop, first=loop.first + count, stop=loop.stop + count) for loop in self.loops
         ]
 
-    def touch(self, storage: int, first: int, last: int) -> None:
-        """Record that steps ``first`` to ``last`` use a storage."""
-        old = self.touched.get(storage, (first, last))
-        self.touched[storage] = (min(old[0], first), max(old[1], last))
+    def touch(
+        self, storages: Iterable[int], first: int | None = None, last: int | None = None
+    ) -> None:
+        """Record that steps ``first`` to ``last`` use storages; by default the last step."""
+        last = self.last if last is None else last
+        first = last if first is None else first
+        for storage in storages:
+            old = self.touched.get(storage, (first, last))
+            self.touched[storage] = (min(old[0], first), max(old[1], last))
 
     def hold(self, use: Use) -> None:
         """Keep a variable in tile memory over the steps that ``use`` names."""
@@ -139,9 +144,8 @@ class OperatorSteps:
             return
         for index in read_operands(op):
             last = ends[once.last_reads.get(index, -1)]
-            body.touch(self.mapping.storage(op.inputs[index]), ends[0], last)
-        for storage in self.mapping.graph.results(op):
-            body.touch(storage, ends[-1], ends[-1])
+            body.touch([self.mapping.storage(op.inputs[index])], ends[0], last)
+        body.touch(self.mapping.graph.results(op))
         for temporary in once.temporaries:
             name = op.name + behind(op.name.rpartition("/")[2], temporary.name)
             body.hold(

@@ -121,8 +121,7 @@ class Collectives:
                 rings = rings_of_levels(purpose, members, shared.instances, shared.hosts)
             for ring in rings:
                 body.steps.append(self._step(ring, each, nbytes, body.ipu, name))
-                for storage in mine:
-                    body.touch(storage, body.last, body.last)
+                body.touch(mine)
 
     def share_statistics(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
         """All-reduce the two sums per channel of a batch norm over a group of replicas.
@@ -143,8 +142,7 @@ class Collectives:
             return
         ring = Ring(Purpose.ALL_REDUCE, group, 1, 1, f" of statistics in groups of {group}")
         body.steps.append(self._step(ring, each, nbytes, body.ipu, f"{op.name}/"))
-        for storage in each:
-            body.touch(storage, body.last, body.last)
+        body.touch(each)
 
     def _step(
         self, ring: Ring, each: Mapping[int, np.ndarray], nbytes: np.ndarray, ipu: int, name: str

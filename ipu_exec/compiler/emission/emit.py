@@ -319,7 +319,7 @@ class _Emitter:
         count = once(np.floor_divide, nbytes, ITEM_BYTES[stored.dtype])
         name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)
         body.steps.append(slice_step(once, name, count, stored.dtype, purpose, storage, maker))
-        body.touch(storage, body.last, body.last)
+        body.touch([storage])
 
 
 # -- The work of a pipelined phase's stages besides that of each micro-batch ---

@@ -86,8 +86,7 @@ class OverIoTiles:
             replace(step, purpose=between, tensor=the_one(storages))
             for step in program_steps(exchange, machine.target.name)
         ]
-        for storage in storages:
-            body.touch(storage, first, body.last)
+        body.touch(storages, first)
         beside = self._body(task, body)
         beside.steps += stream_steps(self.mapping.once, name, cycles, lands, purpose, moves)
         buffer = body.ipu, _BUFFER[task]

@@ -117,8 +117,7 @@ class Transfers:
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
         body.steps += stream_steps(self.once, names, cycles, tile_bytes, purpose, moves)
-        for storage in storages:
-            body.touch(storage, 0, body.last)
+        body.touch(storages, 0)
         return body
 
     def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
@@ -153,8 +152,7 @@ class Transfers:
         self.buffers.append(
             Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
         )
-        for storage in storages:
-            body.touch(storage, first, first + len(steps) - 1)
+        body.touch(storages, first, first + len(steps) - 1)
 
     def _exchanged(
         self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
@@ -209,8 +207,7 @@ class Transfers:
             moves=tuple(crossing),
         )
         body = BodyBuilder(f"IPU {ipu} copies between IPUs", ipu, -1, schedule_types.COPY, [step])
-        for storage in storages:
-            body.touch(storage, 0, 0)
+        body.touch(storages, 0, 0)
         return body
 
     def _crossings(self, ipu: int) -> Iterator[tuple[int, Layout, int, int]]:
@@ -244,8 +241,7 @@ class Transfers:
         cycles = ceil(latency + max(on_links, slowest_tile))
         none = self.once(np.zeros, len(received), np.int64)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
-        for storage in storages:
-            body.touch(storage, body.last, body.last)
+        body.touch(storages)
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """The storages received from the IPUs that compute them."""
@@ -280,8 +276,7 @@ class Transfers:
         name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
         steps = _over_links(name, ceil(latency + on_links), received, sent, moves, name)
         body.steps += [replace(step, op=op.id) for step in steps]
-        for storage in storages:
-            body.touch(storage, body.last, body.last)
+        body.touch(storages)
 
     def between_shards(self, storage: int, op: int, name: str) -> list[ProgramStep]:
         """The all-reduce of a small tensor among the IPUs that share a stage's tensors."""
@@ -332,8 +327,7 @@ class Transfers:
         else:
             first = len(body.steps)
             body.steps += stream_steps(self.once, name, cycles, nbytes, purpose, moves)
-            for storage in storages:
-                body.touch(storage, first, body.last)
+            body.touch(storages, first)
         if not to_host:
             self._gather_over_shards(shared, f"{name}/gather", stage, body)
 
@@ -355,7 +349,7 @@ class Transfers:
             count = self.once(np.floor_divide, nbytes, ITEM_BYTES[item.dtype])
             name = f"{item.name}/part"
             body.steps.append(slice_step(self.once, name, count, item.dtype, purpose, storage))
-            body.touch(storage, body.last, body.last)
+            body.touch([storage])
 
     def _gather_over_shards(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder
@@ -380,8 +374,7 @@ class Transfers:
             )
             for step in program_steps(gathered, machine.target.name)
         ]
-        for storage in storages:
-            body.touch(storage, body.last, body.last)
+        body.touch(storages)
 
 
 def _peers(ipu: int, moves: Sequence[Move]) -> str:

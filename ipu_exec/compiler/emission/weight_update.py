@@ -174,7 +174,7 @@ class WeightUpdates:
             if value is not None and size(value) < elements:
                 storage = self.mapping.storage(value)
                 body.steps += self.transfers.between_shards(storage, op.id, op.name)
-                body.touch(storage, body.last, body.last)
+                body.touch([storage])
 
     def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: BodyBuilder) -> None:
         """All-reduce a number computed from all elements (a norm of LAMB) over the replicas."""
