@@ -16,7 +16,7 @@ from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.memory_choice import Choice
-from ipuscope.planner.costs.profile_columns import sums_between
+from ipuscope.planner.costs.profile_columns import none, sums_between
 from ipuscope.planner.costs.stash_costs import StashCosts
 from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.lazy import cached_property
@@ -72,7 +72,7 @@ class BlockCosts:
     block_proportions: tuple[tuple[str, float], ...] = ()
     usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
     # bytes of each Block's gradients; `rings`, for other numbers of replicas, goes before `reduce`
-    gradients: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    gradients: np.ndarray = field(default_factory=none)
     rings: Rings | None = None
     # extra cycles of a weight update on several IPUs, which exchange what is made of all gradients
     # (the norm that clips them) and wait for it; None: nothing is
@@ -82,7 +82,7 @@ class BlockCosts:
     tied_gradients: TiedGradients = field(default_factory=TiedGradients)
 
     # cycles of state in the profile beyond the estimate, on a Block of each IPU; empty: unknown
-    moves_beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    moves_beyond: np.ndarray = field(default_factory=none)
 
     # what gradients' accumulators would add; None: the profile has them, or it is no training
     accumulating: Accumulating | None = None

@@ -15,7 +15,7 @@ from ipuscope.planner.costs.carried_tensors import Carried
 from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.pass_memory import PassMemory, Touched, memory_of_passes
 from ipuscope.planner.costs.passes import Pass, Passes, touches
-from ipuscope.planner.costs.profile_columns import Steps, Variables
+from ipuscope.planner.costs.profile_columns import Steps, Variables, no_rows, none
 from ipuscope.planner.costs.tied_weights import SharedWeight, TiedGradients, copies_of_ties
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from ipuscope.planner.costs.cuts import Ties
 
 _AGAIN = (Direction.FORWARD, Direction.RECOMPUTE)  # in which a tensor is made
-
-
-def _no_code() -> np.ndarray:
-    return np.zeros((0, 0), dtype=np.int64)
 
 
 class Kept(list[tuple[list[Any], dict[object, Any]]]):
@@ -71,18 +67,18 @@ class BlockMemory:
     shared: np.ndarray
     # Code that Blocks share, once an IPU: bool[piece, Block] and int64[piece, tile]
     code_users: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    code: np.ndarray = field(default_factory=_no_code)
+    code: np.ndarray = field(default_factory=no_rows)
     region0: CodeMemory = field(default_factory=lambda: CodeMemory.unknown(0))  # of all that: code
     # What each IPU of the profile held beyond these estimates, int64[IPU, tile] (empty: unknown),
     # and which of them ran each Block, int64[Block]
-    residual: np.ndarray = field(default_factory=_no_code)
-    residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    residual: np.ndarray = field(default_factory=no_rows)
+    residual_of: np.ndarray = field(default_factory=none)
     # the same without copies of tied weights on their way; empty if none travels
-    residual_at_home: np.ndarray = field(default_factory=_no_code)
+    residual_at_home: np.ndarray = field(default_factory=no_rows)
     carried: Carried = field(default_factory=Carried)
     # the backward's peak right after a recomputed forward, with all that is saved live until its
     # last use: int64[Block, tile]; empty: unknown
-    peak_if_again: np.ndarray = field(default_factory=_no_code)
+    peak_if_again: np.ndarray = field(default_factory=no_rows)
 
     @cached_property
     def kept(self) -> Kept:
@@ -127,7 +123,7 @@ class BlockMemory:
             peak_of_backward=nothing,
             ran_again=never,
             peak_of_copies=nothing,
-            copies=_no_code(),
+            copies=no_rows(),
             updating=nothing,
             peak_interleaved=nothing,
             saved=nothing,

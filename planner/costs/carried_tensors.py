@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipuscope.planner.costs.cuts import Shared, Ties
-from ipuscope.planner.costs.profile_columns import Variables
+from ipuscope.planner.costs.profile_columns import Variables, no_rows, none
 from ipuscope.planner.costs.tied_weights import TiedGradients
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 
 _ROLES = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT)
-
-
-def _none() -> np.ndarray:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,10 @@ class Carried:
     are made on the weight's IPU.
     """
 
-    maker: np.ndarray = field(default_factory=_none)
+    maker: np.ndarray = field(default_factory=none)
     back: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     touched: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    nbytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    nbytes: np.ndarray = field(default_factory=no_rows)
     tied: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def __len__(self) -> int:
@@ -94,7 +90,7 @@ class Carried:
     @cached_property
     def first(self) -> np.ndarray:
         """The first Block that touches each."""
-        return self.touched.argmax(axis=1) if len(self) else _none()
+        return self.touched.argmax(axis=1) if len(self) else self.maker
 
     @cached_property
     def last(self) -> np.ndarray:

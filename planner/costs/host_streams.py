@@ -7,16 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipuscope.planner.costs.machine_costs import published_parameters
-from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.planner.costs.profile_columns import none, sum_by
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
-
-
-def _none() -> np.ndarray:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -28,8 +24,8 @@ class HostStreams:
     stream_out: np.ndarray
     out_once: bool  # outputs leave once, at the end
     latency: int = 0  # cycles
-    load: np.ndarray = field(default_factory=_none)  # over I/O tiles
-    unload: np.ndarray = field(default_factory=_none)  # over I/O tiles
+    load: np.ndarray = field(default_factory=none)  # over I/O tiles
+    unload: np.ndarray = field(default_factory=none)  # over I/O tiles
     # ... from one device iteration into the next (`schedule_types.Costs`)
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together

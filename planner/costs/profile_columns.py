@@ -16,6 +16,17 @@ from ipuscope.profiler.timeline.tile_usage import CODE
 
 Rows = int | np.ndarray
 
+
+def none() -> np.ndarray:
+    """No entries, int64: what a field has that is not known."""
+    return np.zeros(0, dtype=np.int64)
+
+
+def no_rows() -> np.ndarray:
+    """No rows over tiles, int64[0, 0]."""
+    return np.zeros((0, 0), dtype=np.int64)
+
+
 # Columns of the tables that rebalancing needs: read at once they take least.
 COLUMNS_OF_STEPS = ("id", "ipu", "position", "body", "op", "type", "cycles", "purpose", "tensor")
 COLUMNS_OF_VARIABLES = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from ipuscope.planner.costs.block_cycles import written_recomputation
 from ipuscope.planner.costs.machine_costs import MachineCosts
-from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.planner.costs.profile_columns import none, sum_by
 from ipuscope.profiler.enums import Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
@@ -36,7 +36,7 @@ class StashCosts:
     rate: float
     recomputing: np.ndarray
     keeping: np.ndarray
-    beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    beyond: np.ndarray = field(default_factory=none)
 
     @classmethod
     def from_report(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipuscope.planner.costs.cuts import Ties
-from ipuscope.planner.costs.profile_columns import Variables, sum_by
+from ipuscope.planner.costs.profile_columns import Variables, none, sum_by
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import rows_of
@@ -22,19 +22,15 @@ _ADD = "aten.add_.Tensor"  # of rows to a table it is another operator, the embe
 _MADE = (Role.ACTIVATION, Role.GRADIENT)
 
 
-def _none() -> np.ndarray:
-    return np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class TiedGradients:
     """One entry for each part of a gradient that is added by itself: int64[part]."""
 
-    home: np.ndarray = field(default_factory=_none)  # the Block that has the weight
-    reader: np.ndarray = field(default_factory=_none)  # the Block that makes the gradient
-    tensor: np.ndarray = field(default_factory=_none)  # id
-    cycles: np.ndarray = field(default_factory=_none)  # of its addition
-    added_by: np.ndarray = field(default_factory=_none)  # the Block that the profile counts it to
+    home: np.ndarray = field(default_factory=none)  # the Block that has the weight
+    reader: np.ndarray = field(default_factory=none)  # the Block that makes the gradient
+    tensor: np.ndarray = field(default_factory=none)  # id
+    cycles: np.ndarray = field(default_factory=none)  # of its addition
+    added_by: np.ndarray = field(default_factory=none)  # the Block that the profile counts it to
 
     def __len__(self) -> int:
         return len(self.home)
