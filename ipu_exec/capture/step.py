@@ -219,17 +219,14 @@ class _Run:
         with self._without_twins(optimizer):
             one_of_each = {n: p for n, p in self.trained.items() if n not in self.twins}
             make_state(self.fakes, optimizer, one_of_each)
-        for name, twin in self.twins.items():
-            like = optimizer.state[self.trained[twin]]
-            optimizer.state[self.trained[name]] = {
-                # another weight of the same shape has states of the same shapes
-                key: self.fakes.alike(item) if isinstance(item, torch.Tensor) else item
-                for key, item in like.items()
-            }
+        recorder = self.recorder
         for name, parameter in self.trained.items():
-            for key, tensor in optimizer.state[parameter].items():
+            # another weight of the same shape has states of the same shapes
+            state = optimizer.state[self.trained[self.twins.get(name, name)]]
+            register = recorder.register_alike if name in self.twins else recorder.register
+            for key, tensor in state.items():
                 if isinstance(tensor, torch.Tensor):
-                    self.recorder.register(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
+                    register(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
         return optimizer
 
     def _twins(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:

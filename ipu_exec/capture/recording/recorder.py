@@ -140,7 +140,16 @@ class Recorder(TorchDispatchMode):
         self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor | None = None
     ) -> int:
         """Register a tensor that exists before the step; returns its value."""
-        value = self.value(tensor)
+        return self._register(self.value(tensor), role, name, parameter)
+
+    def register_alike(
+        self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor
+    ) -> int:
+        """`register` for another tensor like this one, which no call of the step has."""
+        value = self._new_value(tensor, self._new_storage(tensor), -1)
+        return self._register(value, role, name, parameter)
+
+    def _register(self, value: int, role: Role, name: str, parameter: torch.Tensor | None) -> int:
         storage = self.storage(value)
         storage.role, storage.name = role, name
         if parameter is not None:
@@ -164,33 +173,31 @@ class Recorder(TorchDispatchMode):
         _check_supported(tensor)
         storage = self._storage_of(tensor)
         self._alive.append(tensor)
-        value = Value(
-            len(self.graph.values),
-            storage,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()),
-            _dtype(tensor),
-            self._writers.get(storage, -1) if producer is None else producer,
-        )
-        self.graph.values[value.id] = value
-        self._values[id(tensor)] = value.id
-        return value.id
+        producer = self._writers.get(storage, -1) if producer is None else producer
+        self._values[id(tensor)] = self._new_value(tensor, storage, producer)
+        return self._values[id(tensor)]
+
+    def _new_value(self, tensor: torch.Tensor, storage: int, producer: int) -> int:
+        number = len(self.graph.values)
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        about = shape, strides, int(tensor.storage_offset()), _dtype(tensor)
+        self.graph.values[number] = Value(number, storage, *about, producer)
+        return number
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         if key not in self._storages:
-            self._storages[key] = len(self.graph.storages)
             self._alive.append(untyped)
-            self.graph.storages[self._storages[key]] = Storage(
-                self._storages[key],
-                untyped.nbytes() // max(tensor.element_size(), 1),
-                _dtype(tensor),
-                Role.ACTIVATION,
-                "",
-            )
+            self._storages[key] = self._new_storage(tensor)
         return self._storages[key]
+
+    def _new_storage(self, tensor: torch.Tensor) -> int:
+        number = len(self.graph.storages)
+        elements = tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1)
+        about = elements, _dtype(tensor), Role.ACTIVATION, ""
+        self.graph.storages[number] = Storage(number, *about)
+        return number
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, int]]:
         """All recorded tensors with their values, without those whose shape has changed since."""
