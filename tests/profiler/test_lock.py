@@ -36,8 +36,8 @@ WRITES_AGAIN_AND_AGAIN = """
 import sys, time
 from ipuscope.profiler import ProfileTaken, ProfileWriter, open_report
 from ipuscope.profiler.file import records
-path, end, taken, written = sys.argv[1], time.monotonic() + 2, 0, 0
-while time.monotonic() < end:
+path, start, taken, written = sys.argv[1], time.monotonic(), 0, 0
+while time.monotonic() < start + (60 if not written else 2):  # one may have to wait for the others
     try:
         with ProfileWriter(path) as writer:
             writer.add([records.Option(f"{i}", sys.argv[2]) for i in range(20)])
