@@ -6,6 +6,7 @@ The tables of docs/architecture.md, read from that page and held against the sou
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -307,6 +308,27 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
     )
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert process.stdout.splitlines()[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("name", ["summary", "stages", "why", "query", "doctor"])
+def test_small_reports_load_neither_pandas_nor_rich(name: str, tmp_path: Path) -> None:
+    """Their imports take longer than what is asked."""
+    from tests.synthetic import synthetic_profile
+
+    path = synthetic_profile(tmp_path / "profile.pop")
+    argv = [name, *(["select * from blocks"] if name == "query" else []), str(path)]
+    code = (
+        f"import sys\nfrom ipuscope.reports.cli import main\nassert main({argv!r}) == 0\n"
+        "print('loaded:', *sorted({'pandas', 'rich.console'} & set(sys.modules)))"
+    )
+    plain = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")
+    }
+    command = [sys.executable, "-c", code]
+    process = subprocess.run(
+        command, env=plain, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert process.stdout.splitlines()[-1] == "loaded:"
 
