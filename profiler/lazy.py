@@ -74,6 +74,6 @@ def by_arguments(cache: Callable[[Any], Callable[..., Any]]) -> Callable[[F], F]
 
 # Of a report or one of its facets, whose file caches: `once` lets other threads read meanwhile, and
 # of what is `recent` only the last few stay.
-kept = by_arguments(attrgetter("file.keep"))
+cached = by_arguments(attrgetter("file.keep"))
 once = by_arguments(attrgetter("file.once"))
 recent = by_arguments(attrgetter("file.remember"))

@@ -219,14 +219,13 @@ class _Run:
         with self._without_twins(optimizer):
             one_of_each = {n: p for n, p in self.trained.items() if n not in self.twins}
             make_state(self.fakes, optimizer, one_of_each)
-        recorder = self.recorder
         for name, parameter in self.trained.items():
             # another weight of the same shape has states of the same shapes
             state = optimizer.state[self.trained[self.twins.get(name, name)]]
-            register = recorder.register_alike if name in self.twins else recorder.register
             for key, tensor in state.items():
                 if isinstance(tensor, torch.Tensor):
-                    register(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
+                    about = Role.OPTIMISER_STATE, f"{name}/{key}", parameter, name in self.twins
+                    self.recorder.register(tensor, *about)
         return optimizer
 
     def _twins(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:

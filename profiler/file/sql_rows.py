@@ -204,14 +204,14 @@ def derived(
     earlier.add(program_steps, bodies)
     of_bodies, of_patterns = body_patterns(bodies, earlier)
     tuples: dict[type[Any], list[Row]] = {
-        records.Activity: [],
+        records.Activity: list(
+            activities(program_steps, columns[records.Step], earlier) if program_steps else ()
+        ),
         records.BodyPattern: of_bodies,
         records.PatternStep: of_patterns,
         records.Task: [],
         records.Iteration: [],
     }
-    if program_steps:
-        tuples[records.Activity] += activities(program_steps, columns[records.Step], earlier)
     for trace in of.get(records.Trace, ()):
         added = tasks(trace, earlier)
         tuples[records.Task] += added

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, compress, groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,7 +90,6 @@ class ProfileWriter:
             self._connection = sqlite3.connect(
                 self.partial, isolation_level=None, check_same_thread=False
             )
-        with self._errors():
             # The partial file has to survive a killed process, not a power cut: no fsync until
             # `publish`.
             self._connection.execute("PRAGMA synchronous = OFF")
@@ -98,7 +97,6 @@ class ProfileWriter:
             with self._transaction():
                 for statement in schema.statements():
                     self._connection.execute(statement)
-        with self._errors():
             self._inode = os.stat(self.partial).st_ino
         created = datetime.now(UTC).isoformat(timespec="seconds")
         self.meta(
@@ -176,8 +174,7 @@ class ProfileWriter:
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, named in columns.items():
-                is_stored = [column.stored for column in schema.columns(kind)]
-                stored = compress(named.values(), is_stored)
+                stored = [named[one.name] for one in schema.columns(kind) if one.stored]
                 self._insert(kind, zip(*stored, strict=True))
             for kind, rows_of_kind in tuples.items():
                 self._insert(kind, rows_of_kind)
@@ -368,13 +365,9 @@ def _fsync(path: Path) -> None:
 
 def _fsync_directory(path: Path) -> None:
     """Make the rename durable where the system allows it; the profile exists either way."""
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

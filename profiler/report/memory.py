@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ipuscope.profiler.file import integrity, records
-from ipuscope.profiler.lazy import cached_property, kept
+from ipuscope.profiler.lazy import cached, cached_property
 from ipuscope.profiler.report.frames import frame_columns, frame_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
@@ -85,7 +85,7 @@ class Usage:
         names = tuple(variables.category.tolist()), tuple(variables.role.tolist())
         return self.file.keep(("by kind", variables.alike, names), make)
 
-    @kept
+    @cached
     def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The numeric columns of `liveness`, without reading the steps."""
         total = self.live_bytes(ipu)
@@ -104,7 +104,7 @@ class Usage:
         variables = self.ipu_variables(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
-    @kept
+    @cached
     def live_bytes(self, ipu: int) -> np.ndarray:
         """``total`` of `liveness` alone, without reading any tile: int64[step], bytes."""
         variables, sums = self.ipu_variables(ipu), self.vectors[2]
@@ -132,7 +132,7 @@ class Usage:
         there = there[np.argsort(-size[there], kind="stable")]
         return there, size[there]
 
-    @kept
+    @cached
     def variables_of(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of an IPU's variables, in the order of their table. Callers must not modify them.
 
@@ -158,7 +158,7 @@ class Usage:
         self.file.sound(integrity.of_sums("variables", of_rows))
         return of_rows
 
-    @kept
+    @cached
     def _vectors_of(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """Sorted ids of the distinct vectors of an IPU's variables, and the vectors."""
         if "vectors" in self.__dict__:
@@ -167,7 +167,7 @@ class Usage:
         unique = np.unique(self.file.table(records.Variable)["tile_bytes"][rows])
         return unique, self.file.matrix(unique)
 
-    @kept
+    @cached
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
         self.file.check_ipu(ipu)

@@ -10,7 +10,7 @@ from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.columns import Columns, among
 from ipuscope.profiler.file.trace import Bodies
-from ipuscope.profiler.lazy import cached_property, kept
+from ipuscope.profiler.lazy import cached, cached_property
 from ipuscope.profiler.report.frames import depth_first, frame_of, looked_up, texts_of
 from ipuscope.profiler.report.tables import ProfileFile
 
@@ -32,12 +32,12 @@ class ProgramSequence:
     def __init__(self, file: ProfileFile) -> None:
         self.file, self._lock = file, file.lock
 
-    @kept
+    @cached
     def steps_in_order(self, name: str) -> np.ndarray:
         """One column of `program_steps` that needs no sums over tiles; only that column is read."""
         return self.in_order(self._step_column(name))
 
-    @kept
+    @cached
     def steps_with(self, name: str, *words: str) -> np.ndarray:
         """Which steps have one of these texts in a column of `steps_in_order`.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ipuscope.profiler.file import integrity, records
 from ipuscope.profiler.file.trace import Tasks
-from ipuscope.profiler.lazy import cached_property, kept, recent
+from ipuscope.profiler.lazy import cached, cached_property, recent
 from ipuscope.profiler.report.frames import (
     bounds_of,
     columns_without,
@@ -186,7 +186,7 @@ class Report:
             }
         )
 
-    @kept
+    @cached
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position.
 
@@ -304,12 +304,12 @@ class Report:
         columns = self.file.table(records.Variable)
         return frame_of(columns_without(columns, "id", "tile_bytes"), index=columns["id"])
 
-    @kept
+    @cached
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes per tile, as defined by `ipuscope.profiler.timeline.tile_usage.tile_totals`."""
         return frame_of(self.usage.tile_columns(ipu))
 
-    @kept
+    @cached
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
 
@@ -320,7 +320,7 @@ class Report:
         rows = [(i, *row) for i in ipus for row in self.usage.by_kind(i)]
         return frame_of_rows(rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int)
 
-    @kept
+    @cached
     def liveness(self, ipu: int) -> pd.DataFrame:
         """Bytes live at each program step of an IPU, over all tiles and on the fullest; no gaps."""
         steps = self.sequence.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
@@ -417,7 +417,7 @@ class Report:
         """Values over time on the host: ``process, graph, series, unit, time_us, value``."""
         return frame_of(columns_without(self.file.table(records.HostValue), "id"))
 
-    @kept
+    @cached
     def pipeline_cycles(self, run: int = 0, iteration: int = 0) -> pd.DataFrame:
         """Pipeline cycles of a device iteration, on the clock shared by all runs."""
         offset = self.trace.offset(run, self.trace.iterations(run, iteration)[0])
@@ -512,7 +512,7 @@ class Report:
                 frame = self._steps_of(run, tasks.where(part == number))
                 yield pyarrow.RecordBatch.from_pandas(frame, preserve_index=False)
 
-    @kept
+    @cached
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
         """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
         return frame_of(self.proportion_columns(run))

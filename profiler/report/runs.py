@@ -10,7 +10,7 @@ import numpy as np
 from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import Bodies, Tasks
-from ipuscope.profiler.lazy import cached_property, kept
+from ipuscope.profiler.lazy import cached, cached_property
 from ipuscope.profiler.report.frames import looked_up, position_in, texts_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
@@ -97,7 +97,7 @@ class Trace:
         columns = (tasks.ipu, np.full(len(tasks), -1), tasks.body, kind[tasks.body])
         return Executed(*columns, tasks.start, tasks.end, named)
 
-    @kept
+    @cached
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
         return merged(self.sequence.bodies_in_row, self._named.kind_of_entry, finest)
@@ -265,7 +265,7 @@ class Trace:
         """The tasks of the first device iteration, from cycle 0."""
         return self._tasks_of_trace(self.trace_of(run))
 
-    @kept
+    @cached
     def _tasks_of_trace(self, at: int) -> Tasks:
         """The device iteration in a row of the traces' table, from cycle 0, by IPU and start.
 
@@ -339,7 +339,7 @@ class Trace:
         position, code = self._phases_of(run)
         return looked_up(tasks.pipeline_cycle, position, code, none)
 
-    @kept
+    @cached
     def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
         """Positions of a run's pipeline cycles, and each one's index in `records.PHASES`."""
         cycle, rows = self.file.table(records.PipelineCycle), self.pipeline_rows(run)
@@ -347,7 +347,7 @@ class Trace:
         code = np.array([codes.get(name, len(codes)) for name in cycle["phase"][rows].tolist()])
         return cycle["position"][rows], code
 
-    @kept
+    @cached
     def pipeline_rows(self, run: int) -> np.ndarray:
         """Rows of a run's pipeline cycles in their table, by position."""
         cycle = self.file.table(records.PipelineCycle)

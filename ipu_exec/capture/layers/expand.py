@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ipu_exec.capture.layers.repeats import Layer, StandIn
@@ -324,29 +325,21 @@ class _Expansion:
 def _renamed(like: Any, own: Any) -> Callable[[str], str]:
     """Names of a layer's operators, modules and tensors as those of another layer."""
     prefixes = ((f"{like.scope}/", f"{own.scope}/"), (f"{like.path}.", f"{own.path}."))
-
-    def rename(name: str) -> str:
-        if name == like.scope:
-            return str(own.scope)
-        for theirs, ours in prefixes:
-            if name.startswith(theirs):
-                return ours + name[len(theirs) :]
-        return name
-
-    return rename
+    return partial(_rename, {like.scope: str(own.scope)}, prefixes)
 
 
 def _renamed_weight(like: str, own: str) -> Callable[[str], str]:
     """Names of a weight's update as those of another weight's."""
-    pairs = ((like.replace(".", "/"), own.replace(".", "/")), (like, own))
-    modules = (pairs[0][0].rpartition("/")[0], pairs[0][1].rpartition("/")[0])
+    theirs, ours = like.replace(".", "/"), own.replace(".", "/")
+    module = {theirs.rpartition("/")[0]: ours.rpartition("/")[0]}
+    prefixes = ((f"{theirs}/", f"{ours}/"), (f"{like}/", f"{own}/"))
+    return partial(_rename, {theirs: ours, like: own} | module, prefixes)
 
-    def rename(name: str) -> str:
-        if name == modules[0]:
-            return modules[1]
-        for theirs, ours in pairs:
-            if name == theirs or name.startswith(f"{theirs}/"):
-                return ours + name[len(theirs) :]
-        return name
 
-    return rename
+def _rename(whole: Mapping[str, str], prefixes: Sequence[tuple[str, str]], name: str) -> str:
+    if name in whole:
+        return whole[name]
+    for theirs, ours in prefixes:
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name

@@ -137,19 +137,19 @@ class Recorder(TorchDispatchMode):
     # -- tensors ---
 
     def register(
-        self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor | None = None
+        self,
+        tensor: torch.Tensor,
+        role: Role,
+        name: str,
+        parameter: torch.Tensor | None = None,
+        another: bool = False,
     ) -> int:
-        """Register a tensor that exists before the step; returns its value."""
-        return self._register(self.value(tensor), role, name, parameter)
+        """Register a tensor that exists before the step; returns its value.
 
-    def register_alike(
-        self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor
-    ) -> int:
-        """`register` for another tensor like this one, which no call of the step has."""
-        value = self._new_value(tensor, self._new_storage(tensor), -1)
-        return self._register(value, role, name, parameter)
-
-    def _register(self, value: int, role: Role, name: str, parameter: torch.Tensor | None) -> int:
+        ``another``: one like it instead, which no call of the step has.
+        """
+        new = self._new_value(tensor, self._new_storage(tensor), -1) if another else None
+        value = self.value(tensor) if new is None else new
         storage = self.storage(value)
         storage.role, storage.name = role, name
         if parameter is not None:

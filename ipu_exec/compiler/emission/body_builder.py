@@ -106,13 +106,6 @@ class _Emission:
     cycles: int
     names: dict[str, list[list[str]]]  # of steps, behind an operator's, by the end of that
 
-    def named(self, op: str) -> tuple[list[list[ProgramStep]], list[list[str]]]:
-        """The steps, and how their names go on behind that of an operator."""
-        short = op.rpartition("/")[2]
-        if short not in self.names:
-            self.names[short] = [[behind(short, one.name) for one in some] for some in self.steps]
-        return self.steps, self.names[short]
-
 
 class OperatorSteps:
     """Appends operators to bodies as planned. ``cycles``: cycles by operator."""
@@ -129,7 +122,12 @@ class OperatorSteps:
         once = emission.of_plan
         starts: list[int] = []  # position of the first step of each part
         ends: list[int] = []  # and of the last
-        for part, steps, names in zip(once.parts, *emission.named(op.name), strict=True):
+        short = op.name.rpartition("/")[2]
+        ends_of_names = emission.names.get(short)
+        if ends_of_names is None:
+            ends_of_names = [[behind(short, one.name) for one in some] for some in emission.steps]
+            emission.names[short] = ends_of_names
+        for part, steps, names in zip(once.parts, emission.steps, ends_of_names, strict=True):
             starts.append(len(body.steps))
             body.steps += [
                 one.in_operator(op.id, op.name + name, plan, part)
@@ -147,7 +145,7 @@ class OperatorSteps:
             body.touch([self.mapping.storage(op.inputs[index])], ends[0], last)
         body.touch(self.mapping.graph.results(op))
         for temporary in once.temporaries:
-            name = op.name + behind(op.name.rpartition("/")[2], temporary.name)
+            name = op.name + behind(short, temporary.name)
             body.hold(
                 Use(
                     name,
