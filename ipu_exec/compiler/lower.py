@@ -262,12 +262,8 @@ class _Lowering:
     def _machine(self, op: OpNode, ipu: int) -> Machine:
         """The machine for which to plan an operator, with the model's settings for it."""
         machine, attributes = self.machines[ipu], op.attributes
-        proportions = self.options.block_proportions
-        own = (
-            proportions.get(self.graph.blocks[op.block].name)
-            if proportions and op.block >= 0
-            else None
-        )
+        blocks, proportions = self.graph.blocks, self.options.block_proportions
+        own = proportions.get(blocks[op.block].name) if op.block >= 0 else None
         proportion = attributes.proportion or own or machine.proportion
         dithering = machine.dithering if attributes.dithering is None else attributes.dithering
         dithering = info(op.aten).convolution and dithering

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ipu_exec.compiler.emission.bodies import (
-    Body,
-    ProgramStep,
-    Use,
-    behind,
-    program_steps,
-    spent,
-)
+from ipu_exec.compiler.emission.bodies import Body, ProgramStep, Use, behind, program_steps, spent
 from ipu_exec.compiler.emission.loops import Emitted, Loop, emitted
 from ipu_exec.compiler.placement.reads import read_operands
 from ipu_exec.compiler.tile_mapping import TileMapping

@@ -213,21 +213,9 @@ class _Pass:
         ones = np.ones_like(groups)
         field, results, depth = self.sizes
         rows, width = (ones, field) if self.method == "hmac" else (field, ones)
-        candidates = Candidates(
-            method=self.method,
-            height=1,
-            serial=1,
-            field_parts=self.parts[0],
-            out_parts=self.parts[1],
-            in_parts=self.parts[2],
-            rows=rows,
-            width=width,
-            ins=ceil_div(depth, grain_in) * grain_in,
-            outs=ceil_div(results, grain_out) * grain_out,
-            groups=groups,
-            group_parts=group_parts,
-            kernel_parts=ones,
-        )
+        ins, outs = ceil_div(depth, grain_in) * grain_in, ceil_div(results, grain_out) * grain_out
+        sizes = rows, width, ins, outs, groups
+        candidates = Candidates(self.method, 1, 1, *self.parts, *sizes, group_parts, ones)
         before, after, temporary = estimate(self.problem, machine, unit, candidates)
         used = np.multiply.reduce((*self.parts, group_parts))
         ordering = ordering_cycles(self.problem, unit, self.method, 1, used)
