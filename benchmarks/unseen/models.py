@@ -267,14 +267,6 @@ MODELS = {
         num_classes=CLASSES,
         positional_embedding="learnable",
     ),
-    "twins": _vit(
-        "twins_svt",
-        "TwinsSVT",
-        num_classes=CLASSES,
-        s1_local_patch_size=4,
-        s2_local_patch_size=2,
-        s3_local_patch_size=2,
-    ),
     "nest": _vit(
         "nest",
         "NesT",
