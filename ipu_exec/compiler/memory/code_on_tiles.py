@@ -114,7 +114,7 @@ class SharedCode:
         """``outlined``: equal phases share code, their transfers too (RemoteLoad at an offset)."""
         self.graph, self.outlined = graph, outlined
         self._digests = _Digests(outlined)
-        self.keys: dict[int, list[tuple[int, ...]]] = {}  # by id: the program has the bodies
+        self._keys: dict[int, list[tuple[int, ...]]] = {}  # by id: the program has the bodies
         self.blocks: dict[tuple[int, ...], set[int]] = {}
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
@@ -123,15 +123,23 @@ class SharedCode:
         self.sizes: dict[tuple[Any, ...], _Sizes] = {}  # of code that IPUs have in common
 
     def read(self, bodies: Iterable[Body]) -> None:
-        """Find the key of each step's code, and which Blocks run it; ``bodies`` of all IPUs."""
+        """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
         ops = self.graph.ops
         for body in bodies:
-            keys = self.keys[id(body)] = []
-            for step in body.steps:
-                op = ops[step.op] if step.op >= 0 else None
-                keys.append(self._digests.of(step, op))
+            keys = self._keys[id(body)] = self.keys(body)
+            for step, key in zip(body.steps, keys, strict=True):
                 if step.plan is not None:
-                    self.blocks.setdefault(keys[-1], set()).add(-1 if op is None else op.block)
+                    block = ops[step.op].block if step.op >= 0 else -1
+                    self.blocks.setdefault(key, set()).add(block)
+
+    def keys(self, body: Body) -> list[tuple[int, ...]]:
+        """The key of each step's code."""
+        if id(body) in self._keys:
+            return self._keys[id(body)]
+        ops = self.graph.ops
+        return [
+            self._digests.of(step, ops[step.op] if step.op >= 0 else None) for step in body.steps
+        ]
 
     def code(self) -> Code:
         """The code gathered so far."""
@@ -177,7 +185,7 @@ class CodeOfIpu:
         """Add the code of a body's steps (ids from ``first_step`` on) and its plans' constants."""
         called: tuple[int, int] | None = None
         piece = _Piece()
-        steps = zip(body.steps, self.shared.keys[id(body)], strict=True)
+        steps = zip(body.steps, self.shared.keys(body), strict=True)
         for step_id, (step, key) in enumerate(steps, first_step):
             if self._begins_piece(step, body, piece):
                 self._end(piece)
