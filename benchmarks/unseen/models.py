@@ -300,16 +300,6 @@ MODELS = {
         heads=(2, 3, 4),
         mlp_mult=2,
     ),
-    "sep-vit": _vit(
-        "sep_vit",
-        "SepViT",
-        num_classes=CLASSES,
-        dim=32,
-        dim_head=16,
-        heads=(1, 2, 4, 8),
-        depth=(1, 1, 1, 1),
-        window_size=2,
-    ),
 }
 
 
