@@ -39,9 +39,10 @@ def rows(name: str, program: list[str]) -> Iterator[str]:
 def _row(name: str, title: str, advice: dict[str, Any], came: str) -> str:
     said, compiled = advice["samples_per_second"], advice["compiled"]
     doubt = f" ±{advice['doubt'] / said:.0%}" if advice["doubt"] else ""
+    rate = per_second(float(f"{said:.3g}") if advice["estimate"] else said)
     mark = "~" if advice["estimate"] else ""
     off = f"{said / compiled - 1:+.1%}" if compiled else ""
-    return f"| {name} | {title} | {mark}{per_second(said)}{doubt} | {came} | {off} |"
+    return f"| {name} | {title} | {mark}{rate}{doubt} | {came} | {off} |"
 
 
 def _run(module: str, *words: str) -> str:

@@ -27,8 +27,7 @@ import ipu_exec
 
 PACKAGES = (
     "transformers==4.57.1 huggingface_hub==0.36.0 tokenizers==0.22.1 safetensors regex tqdm pyyaml"
-    " requests certifi idna urllib3 charset_normalizer packaging filelock vit-pytorch einops einx"
-    " frozendict x-transformers loguru torch_einops_utils conformer"
+    " requests certifi idna urllib3 charset_normalizer packaging filelock vit-pytorch einops"
 )
 WORDS, CLASSES, LENGTH, SIDE = 4000, 10, 64, 64
 UPDATES = 3
