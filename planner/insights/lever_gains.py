@@ -89,6 +89,7 @@ def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     present = advised.present
     title, detail, waits = finding(basis, advice.levers, lambda what: _room(advice, what))
     cycles = gain(advice, present)
+    less = fewer(cycles, advice.estimate, _error(advice, present))
     changed = training_changes(advice, present)
     detail += f" This changes the training: {changed}." if changed else ""
     if advice.memory not in detail:
@@ -96,7 +97,7 @@ def _single(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     detail += _instead(advised, advice)
     return Insight(
         title,
-        f"{detail} The same samples take {fewer(cycles, advice.estimate, advice.error)}.",
+        f"{detail} The same samples take {less}.",
         "write this",
         _where(basis),
         cycles,
@@ -123,6 +124,13 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     )
 
 
+def _error(advice: Advice, present: Advice) -> str:
+    """How far the rate may be off, and whether that is all that the advice gains."""
+    least = advice.samples_per_second - advice.doubt
+    nothing = advice.doubt and least <= present.samples_per_second
+    return advice.error + ", so that it may gain nothing" * bool(nothing)
+
+
 def _is_open(advice: Advice) -> str:
     return "" if advice.surely else f" Whether it fits is open ({advice.memory})."
 
@@ -138,7 +146,7 @@ def _room(advice: Advice, for_what: str) -> str:
 def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
     present = advised.present
     cycles = gain(advice, present)
-    less = fewer(cycles, advice.estimate, advice.error)
+    less = fewer(cycles, advice.estimate, _error(advice, present))
     samples = "as now" if advice.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
         f"{len(advice.levers.pulled)} levers together make it {advice.gain:.2f} times as fast",

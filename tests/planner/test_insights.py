@@ -400,6 +400,12 @@ def test_an_estimate_has_no_more_digits_than_it_knows() -> None:
     assert replace(rough, doubt=8_000.0).rate == "~2,450,000 ±0.3%"
     assert replace(rough, doubt=514_500.0).rate == "~2,450,000 ±21%"
     assert replace(rough, doubt=0.0).rate == "~2,450,000"
+    present = replace(advice(), samples_per_second=930.0)
+    assert (
+        lever_gains._error(advice(is_estimate=True), present) == "±8%, so that it may gain nothing"
+    )
+    present = replace(present, samples_per_second=910.0)
+    assert lever_gains._error(advice(is_estimate=True), present) == "±8%"
     one = Insight("", "", "", "", 557_000_044, estimate=True)
     assert one.gain_in_words == "~557,000,000"
     assert replace(one, estimate=False).gain_in_words == "557,000,044"
