@@ -24,8 +24,13 @@ def cycles(number: float) -> str:
 
 
 def in_three_digits(number: float) -> str:
-    """An estimate whose further digits would say more than is known: 557,000,000."""
-    return f"{float(f'{number:.3g}'):,.0f}"
+    """An estimate whose further digits would say more than it knows: 557,000,000."""
+    return f"{rounded(number):,.0f}"
+
+
+def rounded(number: float) -> float:
+    """The number in three digits."""
+    return float(f"{number:.3g}")
 
 
 def seconds(time: float) -> str:

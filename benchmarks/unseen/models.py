@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import ipu_exec
+from benchmarks.rebalance.hugging_face import library
 
 PACKAGES = (
     "transformers==4.57.1 huggingface_hub==0.36.0 tokenizers==0.22.1 safetensors regex tqdm pyyaml"
@@ -49,7 +50,7 @@ class Model:
             module, name = self.kind.split(":")
             model: nn.Module = getattr(_imported(module), name)(**self.settings)
             return model
-        transformers = importlib.import_module("transformers")
+        transformers = library()
         configuration = f"{self.kind.split('For')[0].removesuffix('Model')}Config"
         made: nn.Module = getattr(transformers, self.kind)(
             getattr(transformers, configuration)(**self.settings)
@@ -331,7 +332,11 @@ def main() -> None:
         return
     torch.manual_seed(0)
     about = MODELS[asked.model]
-    model, batch = about.made().train(), about.batch(asked.samples)
+    try:
+        model = about.made().train()
+    except ModuleNotFoundError as error:
+        parser.error(f"{error} (--packages prints all that these models need)")
+    batch = about.batch(asked.samples)
     inputs = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in batch.items() if name not in inputs}
     training = ipu_exec.trainingModel(

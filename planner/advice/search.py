@@ -39,7 +39,7 @@ from ipuscope.profiler.answers import answer_of, name_of
 from ipuscope.profiler.provenance import LIGHTNING, Provenance
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import closed_forms
-from ipuscope.profiler.units import listed, per_second
+from ipuscope.profiler.units import listed, per_second, rounded
 
 _A_DOUBLING = 0.03  # least gain for twice the samples a weight update, which slow learning
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
@@ -82,7 +82,7 @@ class Advice:
         """Samples a second in words; of an estimate three digits and its error: '~745 ±4%'."""
         if not self.estimate:
             return per_second(self.samples_per_second)
-        return f"~{per_second(float(f'{self.samples_per_second:.3g}'))} {self.error}".rstrip()
+        return f"~{per_second(rounded(self.samples_per_second))} {self.error}".rstrip()
 
     @property
     def error(self) -> str:

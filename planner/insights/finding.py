@@ -58,8 +58,7 @@ class Insight:
         """Cycles, or bytes with their unit, '<=' a bound and '~' an estimate; "": not known."""
         mark = "<= " if self.at_most else "~" if self.estimate else ""
         if self.gain_cycles:
-            exact = in_three_digits if self.estimate else "{:,}".format
-            return f"{mark}{exact(self.gain_cycles)}"
+            return mark + _digits(self.gain_cycles, self.estimate)
         return f"{mark}{size(self.gain_bytes)}" if self.gain_bytes else ""
 
     @property
@@ -69,11 +68,15 @@ class Insight:
 
 
 def fewer(cycles: int, estimate: bool, error: str = "") -> str:
-    """Cycles that are saved; of an estimate as many digits as are known, and its ``error``."""
+    """Cycles that are saved, of an estimate with its ``error``."""
     if not estimate:
-        return f"{cycles:,} cycles less"
+        return f"{_digits(cycles, estimate)} cycles less"
     off = f": the rate {error}" if error else ""
-    return f"about {in_three_digits(cycles)} cycles less (an estimate{off})"
+    return f"about {_digits(cycles, estimate)} cycles less (an estimate{off})"
+
+
+def _digits(cycles: int, estimate: bool) -> str:
+    return in_three_digits(cycles) if estimate else f"{cycles:,}"
 
 
 def other_samples(now: int, then: int) -> str:
