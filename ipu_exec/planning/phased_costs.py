@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from math import ceil
 
 import numpy as np
 
 from ipu_exec.compiler.emission.bodies import Body, Move, ProgramStep
+from ipu_exec.compiler.emission.transfers import stored_in_parts
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.compiler.placement.reads import read_values
-from ipu_exec.compiler.placement.recompute import made_by
+from ipu_exec.compiler.placement.recompute import made_by, run_again
+from ipu_exec.compiler.placement.residency import kinds_of_stages, stays_by_stage
 from ipu_exec.compiler.rows.block_rows import update_blocks
 from ipu_exec.compiler.rows.profile_header import cycle_error
-from ipu_exec.graph import Graph
+from ipu_exec.graph import Graph, OpNode
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, Target, header
 from ipu_exec.planning.phased_code import code_pieces
 from ipuscope.planner.costs.machine_costs import MachineCosts
@@ -93,6 +97,7 @@ class _Reader:
         self.made = _made(self.graph)
         self.touched = _touched(self.graph, self.blocks)
         self.updates = update_blocks(self.graph)
+        self.again, self.goes_on = _recomputation(executable)
         self.cut = Cut(tuple(range(self.blocks)), self.placement.phases)
 
     def read(self) -> PhasedCosts:
@@ -105,6 +110,7 @@ class _Reader:
             self.machine,
             work,
             again,
+            self.goes_on,
             reads,
             self._once(),
             self._updates(),
@@ -152,12 +158,16 @@ class _Reader:
                     if step.purpose in _LOADS:
                         reads[move.storage, direction, body.stage] = None
         rows = []
+        options = self.executable.options
+        parted = stored_in_parts(self.graph, options)  # also where no body stores it
         for storage, direction, reader in reads:
             made_in, maker = self.made.get(storage, (FORWARD, reader))
             keeper = reader if storage in self.touched[reader] else maker
-            nbytes = sizes.get(storage) or self._bytes(storage, maker)
-            rows.append((storage, made_in, maker, direction, reader, keeper, nbytes))
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+            whole = self._bytes(storage, maker)
+            nbytes = sizes.get(storage, ceil(whole / (options.shards if storage in parted else 1)))
+            again = storage in self.again and (made_in, direction) == (FORWARD, BACKWARD)
+            rows.append((storage, made_in, maker, direction, reader, keeper, nbytes, whole, again))
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 9).T
         return Reads(*columns)
 
     def _bytes(self, storage: int, block: int) -> int:
@@ -309,18 +319,16 @@ class _Reader:
         self, variables: Sequence[records.Variable], row_at: np.ndarray, sums: np.ndarray
     ) -> None:
         """Add weights and accumulators at the beginning of each row, and behind it."""
-        first = np.flatnonzero(np.diff(row_at, prepend=-2))
-        last = np.append(first[1:], len(row_at)) - 1
-        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-            row = int(row_at[begin])
-            for variable in variables if row >= 0 else ():
-                if variable.role not in (Role.WEIGHT, Role.ACCUMULATOR):
-                    continue
-                if variable.stage == row % self.blocks:
-                    sums[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
-                    sums[1, row] += variable.tile_bytes * (
-                        variable.start <= end < variable.stop - 1
-                    )
+        rows, first = np.unique(row_at, return_index=True)  # what runs again may do so in pieces
+        last = len(row_at) - 1 - np.unique(row_at[::-1], return_index=True)[1]
+        of_stage: dict[int, list[records.Variable]] = defaultdict(list)
+        for variable in variables:
+            if variable.role in (Role.WEIGHT, Role.ACCUMULATOR):
+                of_stage[variable.stage].append(variable)
+        for row, begin, end in zip(rows.tolist(), first.tolist(), last.tolist(), strict=True):
+            for variable in of_stage[row % self.blocks] if row >= 0 else ():
+                sums[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
+                sums[1, row] += variable.tile_bytes * (variable.start <= end < variable.stop - 1)
 
     def _tiles_by_kind(
         self,
@@ -372,7 +380,7 @@ class _Reader:
         exchanged, total, flops = 0, 0, 0
         for body in self._bodies(*_DIRECTIONS):
             for step, times in zip(body.steps, body.times.tolist(), strict=True):
-                if step.purpose in (*_REMOTE, Purpose.COPY):
+                if step.purpose in (*_REMOTE, Purpose.COPY, Purpose.GATHER_SHARDS):
                     continue
                 total += step.cycles * times
                 exchanged += step.cycles * times * (step.type in _EXCHANGES)
@@ -422,6 +430,33 @@ def _peaks_by_share(
     for row, level in _levels(variables, row_at, peaks.shape[2]):
         more = level.sum(axis=0) > peaks[row].sum(axis=0)
         peaks[row] = np.where(more, level, peaks[row])
+
+
+def _recomputation(executable: Executable) -> tuple[set[int], np.ndarray]:
+    """What runs again if all Blocks are one stage: storages, and cycles beyond a Block's alone."""
+    graph, placement = executable.graph, executable.placement
+    kinds = kinds_of_stages(placement, executable.options)
+    left_alone = stays_by_stage(graph, placement, kinds)
+    forward: list[OpNode] = []
+    backward: list[OpNode] = []
+    of_block: list[tuple[list[OpNode], list[OpNode]]] = [([], []) for _ in kinds]
+    stays: set[int] = set()
+    for op in graph.ops:
+        if op.block < 0 or op.direction == Direction.UPDATE or graph.only_aliases(op):
+            continue
+        turns = op.direction == Direction.BACKWARD
+        (backward if turns else forward).append(op)
+        of_block[op.block][int(turns)].append(op)
+        if not turns:
+            made = made_by(graph, op)
+            stays |= made & left_alone[op.block] if kinds[op.block] else made
+    joined = run_again(graph, forward, backward, stays)[0]
+    alone = [op for one in of_block for op in run_again(graph, *one, stays)[0]]
+    cycles = np.zeros(len(kinds), dtype=np.int64)
+    for sign, again in ((1, joined), (-1, alone)):
+        for op in again:
+            cycles[op.block] += sign * executable.tree.op_cycles.get(op.id, 0)
+    return {storage for op in joined for storage in made_by(graph, op)}, cycles
 
 
 def _made(graph: Graph) -> dict[int, tuple[int, int]]:

@@ -18,6 +18,7 @@ from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.mappings.mapping import Key
 from ipuscope.profiler.timeline import schedule_types
+from ipuscope.profiler.timeline.links import ring_cycles
 from ipuscope.profiler.timeline.phased_schedules import Phases, pipelined_phases
 from ipuscope.profiler.timeline.tile_usage import including_gaps
 
@@ -37,7 +38,9 @@ class Reads:
     read_in: np.ndarray  # `FORWARD` or `BACKWARD`
     reader: np.ndarray
     keeper: np.ndarray  # the Block whose forward stores what a backward reads
-    nbytes: np.ndarray
+    nbytes: np.ndarray  # in streaming memory: of what the IPUs that share it store in parts, one's
+    whole: np.ndarray  # bytes over links
+    again: np.ndarray  # 1: made once more, not stored, where one stage makes and reads it
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class PhasedCosts:
     machine: MachineCosts
     work: np.ndarray  # cycles of a micro-batch, int64[direction, Block], without transfers
     again: np.ndarray  # those of it that recompute
+    goes_on: np.ndarray  # cycles that recompute besides if its stage goes on behind: int64[Block]
     reads: Reads
     once: np.ndarray
     update: np.ndarray  # cycles of the update's operators: int64[2, Block]
@@ -117,7 +121,7 @@ class PhasedCosts:
     def saved_bytes(self) -> int:
         """Bytes of a micro-batch that wait in streaming memory, whatever the cut."""
         reads = self.reads
-        waits = (reads.made_in == FORWARD) & (reads.read_in == BACKWARD)
+        waits = (reads.made_in == FORWARD) & (reads.read_in == BACKWARD) & (reads.again == 0)
         _, first = np.unique(reads.tensor[waits], return_index=True)
         return int(reads.nbytes[waits][first].sum())
 
@@ -178,6 +182,8 @@ def predict(
     stages = len(cut.starts)
     streamed, received = transfers(costs, cut)
     work = np.stack([np.bincount(stage_of, row, stages).astype(np.int64) for row in costs.work])
+    goes_on = np.flatnonzero(stage_of[1:] == stage_of[:-1])
+    work[BACKWARD] += np.bincount(stage_of[goes_on], costs.goes_on[goes_on], stages).astype(int)
     body = work + streamed + received
     once_of = _once(costs, ipus[stage_of], replicas, rings)
     by_stage = np.stack([np.bincount(stage_of, row, stages).astype(np.int64) for row in once_of])
@@ -209,15 +215,19 @@ def predict(
 
 
 def transfers(costs: PhasedCosts, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
-    """Cycles of a micro-batch's loads and stores, and of its receipts: int64[direction, stage]."""
+    """Cycles of a micro-batch's loads and stores, and of its receipts: int64[direction, stage].
+
+    What the IPUs that share a stage's tensors gather counts as received.
+    """
     reads, ipus, phase = costs.reads, cut.ipus, np.array(cut.phase)
     stage_of, stages = cut.stage_of(len(costs)), len(cut.starts)
     reader = stage_of[reads.reader]
-    waits = (reads.made_in == FORWARD) & (reads.read_in == BACKWARD)
+    again = (reads.again > 0) & (stage_of[reads.maker] == reader)
+    waits = (reads.made_in == FORWARD) & (reads.read_in == BACKWARD) & ~again
     source = stage_of[np.where(waits, reads.keeper, reads.maker)]
     apart = phase[source] != phase[reader]
     through = waits | apart  # by streaming memory
-    over = ipus[source] != ipus[reader]
+    over = (ipus[source] != ipus[reader]) & ~again
     load = _distinct(stages, reads.read_in[through], reader[through], reads.tensor[through])
     store = _distinct(stages, reads.made_in[through], source[through], reads.tensor[through])
     cycles = np.zeros(2 * stages, dtype=np.int64)
@@ -226,7 +236,9 @@ def transfers(costs: PhasedCosts, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
         nbytes = np.bincount(where, reads.nbytes[through][first], 2 * stages)
         cycles += remote_cycles(costs.machine, nbytes, np.bincount(where, minlength=2 * stages) > 0)
     first, where = _distinct(stages, reads.read_in[over], reader[over], reads.tensor[over])
-    received = _received(costs.machine, ipus, source[over][first], where, reads.nbytes[over][first])
+    received = _received(costs.machine, ipus, source[over][first], where, reads.whole[over][first])
+    parts = np.where(reads.nbytes < reads.whole, reads.whole, 0)[through]
+    received += _gathered(costs.machine, ipus, np.bincount(load[1], parts[load[0]], 2 * stages))
     return cycles.reshape(2, stages), received.reshape(2, stages)
 
 
@@ -270,6 +282,22 @@ def _received(
     np.maximum.at(first_byte, where, latency[there, here])
     cycles = np.ceil(spent + first_byte) + machine.sync
     return np.where(spent > 0, cycles, 0).astype(np.int64)
+
+
+def _gathered(machine: MachineCosts, ipus: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """Cycles in which the IPUs that share a stage's tensors gather what each has loaded a part of.
+
+    By direction x stages + stage, as ``nbytes``.
+    """
+    places = np.stack([np.tile(ipus, 2), nbytes]).astype(np.int64)
+    distinct, at = np.unique(places, axis=1, return_inverse=True)
+    cycles = [
+        machine.sync + ring_cycles(machine, ipu * machine.shards, 1, machine.shards, count, 1)
+        if count
+        else 0
+        for ipu, count in distinct.T.tolist()
+    ]
+    return np.array(cycles, dtype=np.int64)[at.reshape(-1)]
 
 
 def _once(costs: PhasedCosts, ipu_of: np.ndarray, replicas: int, rings: Rings) -> np.ndarray:

@@ -83,8 +83,8 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
         if not graph.only_aliases(op):
             ops.setdefault((op.direction, stage), []).append(op)
-    kinds = _kinds(placement, options)
-    stays = _stays(graph, placement, kinds)
+    kinds = kinds_of_stages(placement, options)
+    stays = stays_by_stage(graph, placement, kinds)
     stashed: dict[int, list[int]] = {}
     again: dict[int, list[OpNode]] = {}
     for stage in stages:
@@ -135,7 +135,7 @@ def _waits(placement: Placement, stage: int) -> bool:
     return placement.pipelined and (bool(placement.phases) or not last)
 
 
-def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]:
+def kinds_of_stages(placement: Placement, options: CompileOptions) -> list[Recomputation]:
     """The kind of recomputation of each stage: its own setting, or that of all stages.
 
     A stage that recomputes where others do not does so as in a pipeline.
@@ -150,7 +150,7 @@ def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]
     return kinds
 
 
-def _stays(
+def stays_by_stage(
     graph: Graph, placement: Placement, kinds: Sequence[Recomputation]
 ) -> dict[int, frozenset[int]]:
     """The storages that each stage does not recompute."""

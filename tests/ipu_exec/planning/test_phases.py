@@ -13,6 +13,8 @@ import pytest
 
 import ipu_exec
 from benchmarks.plan.brute_force import call_in_phases
+from examples import gpt3_175b
+from examples.models import gpt3
 from ipu_exec import machine
 from ipu_exec.annotations import PipelinedExecution
 from ipu_exec.errors import Error
@@ -22,7 +24,7 @@ from ipu_exec.planning.engine import Compiles
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipuscope.planner.mappings import Mapping, load, save
 from ipuscope.planner.mappings.engine import Settled
-from ipuscope.planner.mappings.phased_costs import Cut
+from ipuscope.planner.mappings.phased_costs import Cut, bytes_of_one_phase
 from ipuscope.planner.mappings.phased_search import PhasedPlace, fullest_tile, mapping_of
 
 WIDTHS = (512, 1024, 512, 1024, 512, 256, 512, 1024, 512)
@@ -72,6 +74,32 @@ def test_other_cuts_pipelines_and_replicas_are_predicted_from_it() -> None:
         assert fullest_tile(settled.phased, cut, replicas) == pytest.approx(
             came.obtained.fullest, rel=0.01
         ), mapping
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_cuts_of_a_transformer_over_shards_are_predicted(
+    checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not checkpoints:  # what a stage makes and reads in its backward is recomputed, not stored
+        monkeypatch.setattr(ipu_exec, "recomputationCheckpoint", lambda tensor: tensor)
+    config = replace(gpt3.TINY, hidden=256, layers=2, sequence=64)
+    model, inputs = gpt3_175b.wrapped(config, 16, 8, None)
+    engine = Compiles(Captured(model.first_call(*inputs), 16), 16, keep=False)
+    own = engine.own()
+    (settled,) = engine.settle([own])
+    costs = settled.phased
+    resident = sum(p.numel() for p in model.parameters()) * (2 + 2)  # weight, accumulator: float16
+    assert bytes_of_one_phase(costs) * costs.machine.shards == pytest.approx(resident, rel=0.02)
+    for starts, phase in (
+        ((0, 1, 3, 5, 7, 9, 11), (0, 1, 1, 2, 2, 3, 3)),
+        ((0, 1, 5, 9), (0, 1, 2, 3)),
+        (tuple(range(12)), tuple(range(12))),
+    ):
+        cut = Cut(starts, phase)
+        place = PhasedPlace(costs, cut, own.replicas, own.accumulation)
+        (came,) = engine.settle([mapping_of(place)])
+        cycles = place.predicted.schedule().total
+        assert cycles == pytest.approx(came.obtained.cycles, rel=0.01 if checkpoints else 0.03), cut
 
 
 def test_a_bound_is_below_the_schedule() -> None:
