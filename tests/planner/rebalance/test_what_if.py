@@ -160,13 +160,13 @@ def test_a_last_stage_runs_again_what_the_profiles_had_not(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
+@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3), (0,)])
 def test_another_split_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...]
 ) -> None:
     prediction = what_if(Costs.from_report(four), Assignment(starts, tuple(range(len(starts)))))
     obtained = profiled(tmp_path, starts)
-    assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
+    assert prediction.total == cycles(obtained)  # with (0,) inputs of two Blocks come in one copy
     phases = obtained.pipeline_cycles(0, 0)
     assert list(prediction.schedule.phases) == phases["phase"].tolist()
 
