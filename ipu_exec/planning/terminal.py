@@ -127,7 +127,7 @@ def _times(candidates: tuple[Candidate, ...]) -> Table:
 
 def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
     shown = _table(
-        *("", "cycles\npredicted", "obtained", "off", "tile\npredicted", "obtained", "off", "")
+        *("", "cycles\npredicted", "obtained", "off", "extent\npredicted", "obtained", "off", "")
     )
     for candidate in candidates:
         came, off = candidate.obtained, candidate.off
@@ -180,7 +180,7 @@ def _rates(candidate: Candidate) -> str:
         return f"{predicted}, not compiled"
     came = candidate.obtained.problem or f"{per_second(candidate.rate)} compiled"
     fullest = candidate.obtained.fullest or candidate.fullest
-    return f"{predicted}, {came}; {kib(fullest)} on the fullest tile"
+    return f"{predicted}, {came}; largest extent {kib(fullest)}"
 
 
 def as_json(plan: Plan) -> str:

@@ -143,7 +143,7 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
                 "time_measured",
                 bubble.time_measured,
                 "time bubble",
-                f"{bubble.time_measured:.1%} measured",
+                f"{bubble.time_measured:.1%} in this profile",
             ),
         )
     exact = (
@@ -158,8 +158,8 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
             "time_measured",
             bubble.time_measured,
             "time bubble",
-            f"{bubble.time_measured:.1%} measured; {exact}{bubble.time_balanced:.1%} if they were"
-            " equal",
+            f"{bubble.time_measured:.1%} in this profile; {exact}{bubble.time_balanced:.1%} if they"
+            " were equal",
         ),
         Fact("time_of_stages", bubble.time_of_stages),
         Fact("time_balanced", bubble.time_balanced),
@@ -167,8 +167,8 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
             "slot_measured",
             bubble.slot_measured,
             "slot bubble",
-            f"{bubble.slot_measured:.1%} measured, {bubble.slot_closed_form:.1%} by its closed"
-            " form",
+            f"{bubble.slot_measured:.1%} in this profile, {bubble.slot_closed_form:.1%} by its"
+            " closed form",
         ),
         Fact("slot_closed_form", bubble.slot_closed_form),
     )

@@ -419,6 +419,7 @@ def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]
     (one,) = [one for one in insights(report) if "levers together" in one.title]
     assert advised is not None and advised.levers.split is not None
     assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
+    assert "ipu-report advise PROFILE --check " in one.detail
     assert ("Whether it fits is open" in one.detail) == (not advised.surely)
 
 
