@@ -199,6 +199,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     doubt = max(least, *(one.doubt * abs(estimated) for one in estimates), 0.0)
     if levers.overlap:  # I/O tiles compute nothing
         doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
+    if any(lever.name == "state" for lever in estimates):  # it may gain nothing on small tensors
+        doubt += abs(outlook.samples_per_second - _speed(basis, levers.without("state")))
     doubt_of_memory = basis.doubt_of_memory(levers)
     return Advice(
         title(basis, levers) or "as profiled",
