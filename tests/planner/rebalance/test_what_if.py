@@ -12,6 +12,7 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution, Stage
+from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.memory_verdict import Answer
@@ -93,6 +94,20 @@ class Late(torch.nn.Module):
             x = torch.relu(self.one(x))
         with ipu_exec.Block("two"):
             return torch.nn.functional.mse_loss(self.two(x), target)
+
+
+def test_one_stage_that_sends_activations_off_the_chip_is_not_priced(
+    four: Report,
+) -> None:
+    """A pipeline keeps them there, whatever the options say; one stage took ten times as long."""
+    place = "TensorLocations.locationActivation.onChipStorage"
+    again = open_report(four.path)
+    again.options[place] = False
+    costs = Costs.from_report(again)
+    assert "its cycles are unknown" in "".join(what_if(costs, Assignment((0,), (0,))).problems)
+    assert not what_if(costs, Assignment((0, 2), (0, 1))).problems
+    splits = [one.levers.split for one in advise(again).every if one.levers.split]
+    assert splits and all(len(split.starts) > 1 for split in splits)
 
 
 def test_what_is_in_no_block_is_predicted_too(tmp_path: Path) -> None:
