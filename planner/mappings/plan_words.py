@@ -76,7 +76,8 @@ def why(plan: Plan) -> Iterable[str]:
     mapping = best.mapping
     yield (
         f"{count(mapping.attached, 'IPU')} as t={mapping.shards} x p={mapping.pipeline} x"
-        f" r={mapping.replicas}: {per_second(best.rate)} samples/s,"
+        f" r={mapping.replicas} (t to a stage, p in a pipeline, r replicas):"
+        f" {per_second(best.rate)} samples/s,"
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
