@@ -164,6 +164,8 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Ite
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         lines = {**_LINES, "overlap": overlap_lines(plan.question.training)}
+        if "overlap" in plan.levers:  # returns all outputs
+            lines["outputs=loss"] = "return loss  # alone, in forward"
         written: Sequence[str] = [lines[word] for word in plan.levers.split(",") if word in lines]
         for one in in_lightning(written) if plan.trainer == LIGHTNING else written:
             yield "  write: " + one.replace("\n", "\n         ")

@@ -170,8 +170,9 @@ def what_costs_say(plan: Plan, costs: Costs) -> Iterable[str]:
     host = plan.best.shares["host"]
     if host >= _MUCH_HOST_IO and costs.streams.waited_for:
         yield (
-            f"{_percent(host)} of the time waits for host I/O: --allow overlap plans one stage a"
-            " replica, where I/O tiles move it beside the work of another device iteration"
+            f"{_percent(host)} of the time waits for host I/O: --tune {plan.question.ipus} --allow"
+            " overlap plans one stage a replica, where I/O tiles move it beside the work of another"
+            " device iteration"
         )
     ties, stages = costs.cuts.ties, plan.best.mapping.stages
     for one in ties.parted([stage.ipu for stage in stages for _ in stage.blocks]):
