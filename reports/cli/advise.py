@@ -90,15 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _there(script: str) -> None:
     """Refuse a missing script before anything is compiled; ``-m module`` is looked up."""
-    if script.startswith("-") and script != "-m":
+    if script != "-m" and not Path(script).is_file():
         raise common.CommandError(
-            f"--check took {script} for the script, as it takes all that follows it: {script}"
-            " comes before it",
-            common.USAGE,
-        )
-    if not script.startswith("-") and not Path(script).is_file():
-        raise common.CommandError(
-            f"there is no script {script} to compile: --check takes its path and its arguments",
+            f"there is no script {script} to compile: --check takes its path, its arguments and"
+            " whatever follows",
             common.USAGE,
         )
 

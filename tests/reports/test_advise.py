@@ -102,7 +102,7 @@ def test_a_check_without_a_script_is_refused(
         main(["advise", "--check", str(profile), GPT])
     assert f"--check took {profile} {GPT}" in capsys.readouterr().err
     assert main(["advise", str(profile), "--check", "-o", "tried", GPT]) == 2
-    assert "--check took -o for the script" in capsys.readouterr().err
+    assert "there is no script -o to compile" in capsys.readouterr().err
 
 
 def test_a_script_that_is_not_there_is_refused_before_anything_is_compiled(
