@@ -128,7 +128,11 @@ def load_mnist(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 def load_small_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """scikit-learn's 1,797 digits of 8x8 pixels, scaled up to 28x28; a fifth are for testing."""
-    from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        words = "the digits are scikit-learn's: pip install '.[examples]', or --data DIR"
+        raise SystemExit(words) from None
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16

@@ -221,16 +221,9 @@ class Builder:
             name, need * item, sent * item, np.asarray(need, np.int64) if scattered else met
         )
 
-    def fetch_and_hold(
-        self,
-        name: str,
-        source: Operand,
-        need: np.ndarray,
-        broadcast: bool = False,
-        scattered: bool = False,
-    ) -> int:
+    def fetch_and_hold(self, name: str, source: Operand, need: np.ndarray, **how: bool) -> int:
         """`fetch`, and keep what arrives until the plan's last step."""
-        step = self.fetch(name, source, need, broadcast, scattered)
+        step = self.fetch(name, source, need, **how)
         self.hold(name, need * source.item_bytes, step)
         return step
 

@@ -127,7 +127,7 @@ def _times(candidates: tuple[Candidate, ...]) -> Table:
 
 def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
     shown = _table(
-        *("", "cycles\npredicted", "obtained", "off", "tile\npredicted", "obtained", "off", "")
+        *("", "cycles\npredicted", "obtained", "off", "extent\npredicted", "obtained", "off", "")
     )
     for candidate in candidates:
         came, off = candidate.obtained, candidate.off
@@ -164,6 +164,8 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Ite
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         lines = {**_LINES, "overlap": overlap_lines(plan.question.training)}
+        if "overlap" in plan.levers:  # returns all outputs
+            lines["outputs=loss"] = "return loss  # alone, in forward"
         written: Sequence[str] = [lines[word] for word in plan.levers.split(",") if word in lines]
         for one in in_lightning(written) if plan.trainer == LIGHTNING else written:
             yield "  write: " + one.replace("\n", "\n         ")
@@ -180,7 +182,7 @@ def _rates(candidate: Candidate) -> str:
         return f"{predicted}, not compiled"
     came = candidate.obtained.problem or f"{per_second(candidate.rate)} compiled"
     fullest = candidate.obtained.fullest or candidate.fullest
-    return f"{predicted}, {came}; {kib(fullest)} on the fullest tile"
+    return f"{predicted}, {came}; largest extent {kib(fullest)}"
 
 
 def as_json(plan: Plan) -> str:

@@ -110,7 +110,7 @@ def way_to_fit(
     basis = basis_of(report)
     one = report.file.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
     if one is not None:
-        how = "Predicted to fit with the fewest changes"
+        how = "Predicted to fit without doubt, with the fewest changes"
         if compiled is not None:
             fits = "It fits, compiled with the fewest changes"
             how = fits if compiled(one) else f"{how}, and compiled does not"

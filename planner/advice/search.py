@@ -199,6 +199,8 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     doubt = max(least, *(one.doubt * abs(estimated) for one in estimates), 0.0)
     if levers.overlap:  # I/O tiles compute nothing
         doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
+    if any(lever.name == "state" for lever in estimates):  # it may gain nothing on small tensors
+        doubt += abs(outlook.samples_per_second - _speed(basis, levers.without("state")))
     doubt_of_memory = basis.doubt_of_memory(levers)
     return Advice(
         title(basis, levers) or "as profiled",
@@ -435,7 +437,8 @@ def _speed(basis: Basis, levers: Levers) -> float:
     """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
     costs, stages = basis.costs_with(levers), len(basis.assignment_with(levers).starts)
     least = closed_forms.pipeline_stages(stages, costs.training) if costs.pipelined else 1
-    if costs.micro_batches < least or (levers.overlap and stages > 1):
+    unpriced = stages == 1 and costs.alone_off_chip
+    if costs.micro_batches < least or (levers.overlap and stages > 1) or unpriced:
         return 0.0
     total = basis.cycles_with(levers)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

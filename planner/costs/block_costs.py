@@ -55,6 +55,8 @@ class BlockCosts:
     recompute: bool
     # one stage of all Blocks recomputes too: only where autoRecomputation says so
     recompute_alone: bool = True
+    # one stage of all Blocks sends its activations off the chip, which no pipeline does: unpriced
+    alone_off_chip: bool = False
     offload: bool = False  # optimiser state was profiled off the chip
     # how each stage saved memory as profiled (`Choice`); empty: all as the two above say
     choices: tuple[Choice, ...] = ()

@@ -17,13 +17,16 @@ _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
 
 @dataclass(frozen=True)
 class HostStreams:
-    """Cycles of host transfers, int64[Block]; stages with input, or output, pay ``latency`` too."""
+    """Cycles of host transfers, int64[Block].
+
+    A stage with input pays ``latency`` too, once for all of its Blocks, and one with output.
+    """
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
     stream_in: np.ndarray
     stream_out: np.ndarray
     out_once: bool  # outputs leave once, at the end
-    latency: int = 0  # cycles
+    latency: int = 0  # cycles until the first byte, of the begin of a copy and of its end
     load: np.ndarray = field(default_factory=none)  # over I/O tiles
     unload: np.ndarray = field(default_factory=none)  # over I/O tiles
     # ... from one device iteration into the next (`schedule_types.Costs`)
@@ -66,8 +69,9 @@ class HostStreams:
         every = [
             cycles for of_stage in (inputs, outputs, loads, unloads) for cycles in of_stage.values()
         ]
-        before = published_parameters(report.target.clock_hz)["host_latency"]
-        latency = int(number(report.meta, "host_latency", before))
+        before = published_parameters(report.target.clock_hz)
+        latency = int(number(report.meta, "host_latency", before["host_latency"]))
+        latency += 2 * int(number(report.meta, "stream_step", before["stream_step"]))
         latency = min(latency, max(0, min(every, default=0) - len(stage)))
         is_last = np.arange(len(stage)) + 1 == len(stage)
         return cls(

@@ -37,16 +37,8 @@ class PassMemory:
     def none(cls, blocks: int, tiles: int) -> PassMemory:
         """The memory of Blocks that hold nothing."""
         each = np.zeros((5, blocks, tiles), dtype=np.int64)
-        backward, copies, updating, interleaved, if_again = each
-        return cls(
-            np.zeros((len(Pass), blocks, tiles), dtype=np.int64),
-            backward,
-            np.zeros(blocks, dtype=bool),
-            copies,
-            updating,
-            interleaved,
-            if_again,
-        )
+        peak = np.zeros((len(Pass), blocks, tiles), dtype=np.int64)
+        return cls(peak, each[0], np.zeros(blocks, dtype=bool), *each[1:])
 
 
 @dataclass(frozen=True)

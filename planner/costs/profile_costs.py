@@ -99,6 +99,9 @@ class Costs(BlockCosts):
             pipelined=in_pipeline,
             recompute=again,
             recompute_alone=not in_pipeline or automatic is not None,
+            alone_off_chip=in_pipeline
+            and len(report.stages) > 1
+            and options.get("TensorLocations.locationActivation.onChipStorage") is False,
             offload=off_chip,
             choices=choices if len(set(choices)) > 1 else (),
             proportions=_proportions(options),

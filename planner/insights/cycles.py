@@ -354,8 +354,8 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
                 f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
                 f" step; its compute is {row.balance:.0%} balanced, which costs"
                 f" {int(row.lost_cycles):,} cycles a micro-batch.",
-                "Change its sizes towards multiples of the tiles, or give it more memory"
-                " (availableMemoryProportion)",
+                "Change its sizes towards multiples of the tiles"
+                f"{', or give it more memory (availableMemoryProportion)' if row.plan else ''}",
                 f"/costs?op={row.id}",
                 _gained(costs, present, row, int(row.lost_cycles)),
                 at_most=True,

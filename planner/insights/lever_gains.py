@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from ipuscope.planner.insights.finding import Insight, fewer, other_samples
 from ipuscope.planner.levers.registry import argument, finding
 from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
 
 # have other insights, except in phases
@@ -153,7 +155,8 @@ def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
         f"{units.sentence(advice.title)}: {advice.rate} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
         f" samples {basis.turn} {samples}. The same samples take {less}, of"
-        f" {present.cycles:,} at present. To compile it: ipu-report advise --check."
+        f" {present.cycles:,} at present. To compile it: ipu-report advise PROFILE --check"
+        f" {shlex.join(Provenance.of(basis.report).program)}."
         f"{_is_open(advice)}{_instead(advised, advice)}"
         f"{''.join(f' {one}' for one in advised.notes)}",
         "write this",

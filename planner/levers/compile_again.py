@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ipuscope.profiler import open_report
 from ipuscope.profiler.provenance import Provenance
 
+_PROFILES = "*/profile.pop"  # a folder a model: its kind, or Options.modelName
 PLACEMENT = "placement.json"  # beside the profile, where the stages are not the script's
 _IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
 PROMISES = ("promise", "planned")  # of a placement file: its prediction
@@ -37,16 +39,18 @@ def compile_again(
     "inference", or "" for either.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for before in folder.glob(_PROFILES):  # of a check in the same place
+        before.unlink()
     command = [sys.executable, "-c", _IPU_RUN, *_options(folder, made, levers, placement), *script]
     # The child imports what this process imports, wherever it was started.
     here = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True
     )
-    for which in [kind] if kind else ["training", "inference"]:
-        profile = folder / which / "profile.pop"
-        if profile.is_file():
-            return profile, ""
+    for profile in sorted(folder.glob(_PROFILES), reverse=True):  # of training first
+        with open_report(profile) as report:
+            if kind in ("", report.meta["kind"]):
+                return profile, ""
     lines = process.stderr.strip().splitlines()
     return None, lines[-1] if lines else f"no {kind or 'wrapped'} model was compiled"
 

@@ -76,7 +76,8 @@ def why(plan: Plan) -> Iterable[str]:
     mapping = best.mapping
     yield (
         f"{count(mapping.attached, 'IPU')} as t={mapping.shards} x p={mapping.pipeline} x"
-        f" r={mapping.replicas}: {per_second(best.rate)} samples/s,"
+        f" r={mapping.replicas} (t to a stage, p in a pipeline, r replicas):"
+        f" {per_second(best.rate)} samples/s,"
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
@@ -169,8 +170,9 @@ def what_costs_say(plan: Plan, costs: Costs) -> Iterable[str]:
     host = plan.best.shares["host"]
     if host >= _MUCH_HOST_IO and costs.streams.waited_for:
         yield (
-            f"{_percent(host)} of the time waits for host I/O: --allow overlap plans one stage a"
-            " replica, where I/O tiles move it beside the work of another device iteration"
+            f"{_percent(host)} of the time waits for host I/O: --tune {plan.question.ipus} --allow"
+            " overlap plans one stage a replica, where I/O tiles move it beside the work of another"
+            " device iteration"
         )
     ties, stages = costs.cuts.ties, plan.best.mapping.stages
     for one in ties.parted([stage.ipu for stage in stages for _ in stage.blocks]):

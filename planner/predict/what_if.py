@@ -471,6 +471,11 @@ def _problems(costs: Costs, stages: int, memory: tuple[Verdict, ...], legal: boo
             f"{stages} stages need {what} of at least {counted_micro_batches(costs, stages)}; it is"
             f" {costs.micro_batches}"
         )
+    if stages == 1 and costs.alone_off_chip:
+        problems.append(
+            "one stage alone keeps activations off the chip, as setActivationLocation says: its"
+            " cycles are unknown"
+        )
     problems += [f"IPU {one.ipu} {one}" for one in memory if one.answer is Answer.OVER]
     return problems
 

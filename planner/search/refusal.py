@@ -141,8 +141,8 @@ def does_not_fit(
     if not ends[count - 1]:
         left = ", ".join(costs.names[came + 1 :][:3]) + (", ..." if count - came - 1 > 3 else "")
         return (
-            f"{lead}filled to their limit they reach Block {costs.names[came]}, and {left} is left:"
-            " use more stages"
+            f"{lead}filled to their limit they reach Block {costs.names[came]}, without room for"
+            f" {left}: use more stages"
         )
     if together:
         return f"{lead}not with the Blocks together that must be on one IPU"

@@ -511,8 +511,7 @@ def _in_turns(prediction: Prediction) -> list[str]:
 def _pace(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
     """Of a pipeline: what the slowest stage takes, and why no split gets lower."""
     reached = prediction.bottleneck
-    largest = int((costs.cycles.work).argmax())
-    alone = int((costs.cycles.work)[largest])
+    largest = int(costs.cycles.work.argmax())
     who = (
         "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
     )
@@ -526,9 +525,10 @@ def _pace(costs: Costs, prediction: Prediction, least: int, free: int) -> list[s
         )
     stages = prediction.assignment.stage_of(len(costs))
     if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
+        again = " or no recomputation" if reached > costs.cycles.work[largest] else ""
         reasons.append(
-            f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
-            " only a cut inside it gets lower"
+            f"Block {costs.names[largest]} is a stage of its own and takes that: only a cut inside"
+            f" it{again} gets lower"
         )
     return reasons
 

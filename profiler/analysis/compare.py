@@ -13,7 +13,7 @@ from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
-from ipuscope.profiler.analysis.peak import peak
+from ipuscope.profiler.analysis.peak import SHORT, peak
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.waits import worker
 from ipuscope.profiler.file import records
@@ -220,6 +220,10 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     if samples[0] != samples[1]:
         words = f"it is of {samples[0]:,} samples in A and of {samples[1]:,} in B"
         reasons.setdefault(TURN, f"{words}; {SAMPLE!r} compares them")
+    tops = [SHORT[top.dtype] for top in (peak(a), peak(b)) if top]
+    if len(set(tops)) > 1:
+        why = f"they are of the {tops[0]} peak in A and of the {tops[1]} peak in B"
+        reasons |= dict.fromkeys(("MFU", "HFU"), why)
     for what, _, measure in _MEASURES:
         for name, report in zip("AB", (a, b), strict=True):
             if what in _OF_A_MODEL and not measure(report) > 0:

@@ -57,6 +57,9 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
         for name in NAMES:
             if (place / name).is_file():
                 return place / name
+        named = list(place.glob("*/profile.pop"))
+        if len(named) == 1:  # Options.modelName
+            return named[0]
         partial = [place / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
         problem = f"the directory has none of {', '.join(NAMES)}"
     elif place.exists():

@@ -90,9 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _there(script: str) -> None:
     """Refuse a missing script before anything is compiled; ``-m module`` is looked up."""
-    if not script.startswith("-") and not Path(script).is_file():
+    if script != "-m" and not Path(script).is_file():
         raise common.CommandError(
-            f"there is no script {script} to compile: --check takes its path and its arguments",
+            f"there is no script {script} to compile: --check takes its path, its arguments and"
+            " whatever follows",
             common.USAGE,
         )
 

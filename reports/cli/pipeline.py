@@ -137,39 +137,20 @@ def _short(work: str) -> str:
 def _facts(bubble: Bubble) -> tuple[Fact, ...]:
     from ipuscope.reports.tables import Fact
 
+    time = f"{bubble.time_measured:.1%} in this profile"
     if not bubble.slot_closed_form:  # one stage, or stages that take turns
-        return (
-            Fact(
-                "time_measured",
-                bubble.time_measured,
-                "time bubble",
-                f"{bubble.time_measured:.1%} measured",
-            ),
-        )
-    exact = (
-        ""
-        if math.isnan(bubble.time_of_stages)
-        else f"{bubble.time_of_stages:.1%} by these stages and ramps alone, "
-    )
+        return (Fact("time_measured", bubble.time_measured, "time bubble", time),)
+    if not math.isnan(bubble.time_of_stages):
+        time += f"; {bubble.time_of_stages:.1%} by these stages and ramps alone"
+    time += f"{',' if ';' in time else ';'} {bubble.time_balanced:.1%} if they were equal"
+    slot = f"{bubble.slot_measured:.1%} in this profile, {bubble.slot_closed_form:.1%} by its"
     return (
         Fact("stages", bubble.stages),
         Fact("micro_batches", bubble.micro_batches),
-        Fact(
-            "time_measured",
-            bubble.time_measured,
-            "time bubble",
-            f"{bubble.time_measured:.1%} measured; {exact}{bubble.time_balanced:.1%} if they were"
-            " equal",
-        ),
+        Fact("time_measured", bubble.time_measured, "time bubble", time),
         Fact("time_of_stages", bubble.time_of_stages),
         Fact("time_balanced", bubble.time_balanced),
-        Fact(
-            "slot_measured",
-            bubble.slot_measured,
-            "slot bubble",
-            f"{bubble.slot_measured:.1%} measured, {bubble.slot_closed_form:.1%} by its closed"
-            " form",
-        ),
+        Fact("slot_measured", bubble.slot_measured, "slot bubble", f"{slot} closed form"),
         Fact("slot_closed_form", bubble.slot_closed_form),
     )
 

@@ -20,7 +20,7 @@ import ipu_exec
 from examples.models import build, split
 from ipu_exec import OutputMode, PipelinedExecution, ShardedExecution, Stage
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
-from ipuscope.planner.advice import Advice, Levers, advise
+from ipuscope.planner.advice import Advice, Basis, Levers, advise, predicted
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import Insight, Waits, insights, lever_gains, share_accounted
 from ipuscope.planner.insights.finding import accounted, fewer
@@ -225,6 +225,8 @@ def test_state_in_parts_frees_at_most_what_is_stated(tmp_path: Path) -> None:
     assert one.at_most
     assert state[0] - state[1] == pytest.approx(one.gain_bytes, rel=0.01)
     assert 0 < full[0] - full[1] <= one.gain_bytes
+    foreseen, rate = predicted(Basis.of(before), Levers(state="in-parts")), analysis.pace(after)
+    assert abs(rate.samples_per_second - foreseen.samples_per_second) <= foreseen.doubt
 
 
 def test_more_micro_batches_gain_by_two_causes(
@@ -419,6 +421,7 @@ def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]
     (one,) = [one for one in insights(report) if "levers together" in one.title]
     assert advised is not None and advised.levers.split is not None
     assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
+    assert "ipu-report advise PROFILE --check " in one.detail
     assert ("Whether it fits is open" in one.detail) == (not advised.surely)
 
 

@@ -47,7 +47,7 @@ def test_one_is_no_plural() -> None:
     one = replace(one, mapping=replace(one.mapping, replicas=1))
     question = replace(plan().question, ipus=2, fixed={})
     lines = list(why(Plan(question, (one,), ("a", "b", "c"), compiles=1)))
-    assert lines[0].startswith("1 IPU as t=1 x p=1 x r=1: ")
+    assert lines[0].startswith("1 IPU as t=1 x p=1 x r=1 (t to a stage, p in")
     assert "1 of the 2 IPUs is better left free: no mapping onto more of them is better" in lines
     assert lines[-1].startswith("exact for the costs of 1 compile: ")
 

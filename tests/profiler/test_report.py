@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipuscope.profiler import ProfileWriter, Report, analysis, open_report, pva
+from ipuscope.profiler import ProfileError, ProfileWriter, Report, analysis, open_report, pva
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.trace import Bodies, Tasks, slices, step_kind
@@ -165,6 +165,15 @@ def test_meta_options_and_target(report):
     }.items() <= report.meta.items()
     assert report.options["Training.gradientAccumulation"] == MICRO_BATCHES
     assert (report.target.num_ipus, report.target.tiles_per_ipu) == (3, TILES)
+
+
+def test_a_directory_above_one_named_model_is_that_model(path, tmp_path):
+    """Options.modelName names the folder of the profile."""
+    shutil.copytree(path.parent, tmp_path / "mine")
+    assert open_report(tmp_path).path == tmp_path / "mine" / "profile.pop"
+    shutil.copytree(path.parent, tmp_path / "other")
+    with pytest.raises(ProfileError, match="has none of"):
+        open_report(tmp_path)
 
 
 def test_opening_loads_neither_pandas_nor_torch(path):

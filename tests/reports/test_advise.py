@@ -101,6 +101,8 @@ def test_a_check_without_a_script_is_refused(
     with pytest.raises(SystemExit):
         main(["advise", "--check", str(profile), GPT])
     assert f"--check took {profile} {GPT}" in capsys.readouterr().err
+    assert main(["advise", str(profile), "--check", "-o", "tried", GPT]) == 2
+    assert "there is no script -o to compile" in capsys.readouterr().err
 
 
 def test_a_script_that_is_not_there_is_refused_before_anything_is_compiled(

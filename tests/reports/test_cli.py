@@ -284,7 +284,7 @@ def test_pipeline_says_who_is_waited_for_and_why(
 ) -> None:
     out = " ".join(say(capsys, "pipeline", runs / "training").split())
     assert "In steady state IPU 2 makes the others wait" in out
-    assert "37.5% measured, 37.5% by its closed form" in out
+    assert "37.5% in this profile, 37.5% by its closed form" in out
     (page,) = json.loads(say(capsys, "pipeline", "--json", runs / "training"))
     assert len(page["pipeline"]) == 17
     assert page["bubble"]["time_balanced"] == pytest.approx(3 / 13)

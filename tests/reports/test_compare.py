@@ -6,6 +6,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +127,21 @@ def test_what_cannot_be_compared_is_one_sentence_a_reason(
     assert said.count("compiled by different versions of IPUscope or PyTorch") == 1
     assert main(["compare", *[str(other)] * 2]) == 0
     assert "different versions" not in capsys.readouterr().out
+
+
+def test_shares_of_different_peaks_are_not_compared(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In half precision MFU falls where the model is quicker: the peak is four times as high."""
+    dtypes = {"ran.pop": "float32", "compiled.pop": "float16"}
+    monkeypatch.setitem(
+        analysis.not_comparable.__globals__,
+        "peak",
+        lambda report: SimpleNamespace(dtype=dtypes[report.path.name], mfu=0.2, hfu=0.3),
+    )
+    assert main(["compare", str(profiles / "ran.pop"), str(profiles / "compiled.pop")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "MFU and HFU cannot be compared: they are of the fp32 peak in A and of the fp16" in said
 
 
 def _json(capsys: pytest.CaptureFixture[str], *paths: str) -> str:

@@ -161,6 +161,7 @@ def test_two_profiles_are_compared(two: PageRequests, training: Report, inferenc
     assert f"{pace.cycles:,}" in words and "a device iteration" in words
     assert units.minus(f"{analysis.pace(inference).cycles - pace.cycles:,}") in words
     assert analysis.caveats(training, inference)[0] in words
+    assert " points" in words  # a difference of two shares is not per cent of the first
     ops = analysis.compare_ops(training, inference).set_index("name")
     assert str(ops.loc[CONVOLUTION, "total_cycles_b"]) in page.words("compare-grid")
     path = page.trace("compare-path")

@@ -174,7 +174,8 @@ def _measures(a: Report, b: Report) -> Any:
             f"{row.what}, cycles" if row.unit == "cycles" and "cycles" not in row.what else row.what
         )
         sign = "+" if row.difference > 0 else ""
-        cells = [*both, sign + units.minus(_amount(row.difference, row.unit)), ratio]
+        off = units.minus(_amount(row.difference, row.unit)).replace("%", " points")  # of shares
+        cells = [*both, sign + off, ratio]
         rows.append((name, *cells))
     return tables.small(rows, ("", "A", "B", "B − A", "B / A"))
 

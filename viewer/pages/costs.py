@@ -95,7 +95,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Costs by part",
             "flame-graph",
-            note="The largest first. Click a part to see it alone, its top to go back.",
+            note="Copies and streams too. Click a part to see it alone, its top to go back.",
             height=260,
             controls=[
                 common.switch(view, "measure", "of", measures, measures[0][0]),
@@ -120,7 +120,7 @@ def layout(view: View) -> Any:
             html.Div(
                 html.Button("Save as CSV", id="costs-csv", className="quiet"), className="under"
             ),
-            note="Cycles of a weight update: of one execution times executions. Click to open.",
+            note="Of a weight update, one execution times executions; share: of operators' cycles.",
         ),
         common.drawer(("Chosen", common.filled("costs-chosen"))),
     ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement.place import Placement
@@ -74,7 +75,7 @@ def moves(
     ``again``: the forward operators that a stage runs again before its backward.
     """
     if placement.pipelined:
-        return _PipelineFinder(graph, placement, ops, options, again).find()
+        return _PipelineFinder(again, graph, placement, ops, options).find()
     return _Finder(graph, placement, ops, options).find()
 
 
@@ -223,19 +224,12 @@ class _Finder:
 class _PipelineFinder(_Finder):
     """The moves if each phase is a pipeline, which all micro-batches pass before the next."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        placement: Placement,
-        ops: Mapping[tuple[str, int], list[OpNode]],
-        options: CompileOptions,
-        again: Mapping[int, Sequence[OpNode]],
-    ) -> None:
-        super().__init__(graph, placement, ops, options)
-        self.again = again
+    def __init__(self, again: Mapping[int, Sequence[OpNode]], *of_any: Any) -> None:
+        super().__init__(*of_any)
+        self.again, forward = again, Direction.FORWARD
         self.seen = {  # by stage: what its forward has on the chip
-            stage: {s for op in ops.get((Direction.FORWARD, stage), ()) for s in self._touched(op)}
-            for stage in range(len(placement.stages))
+            stage: {s for op in self.ops.get((forward, stage), ()) for s in self._touched(op)}
+            for stage in range(len(self.placement.stages))
         }
 
     def _touched(self, op: OpNode) -> set[int]:

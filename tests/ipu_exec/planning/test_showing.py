@@ -43,10 +43,11 @@ def test_on_80_columns_nothing_is_cut() -> None:
 
 
 def test_a_trainer_is_told_its_own_lines() -> None:
-    halved = replace(plan(), levers="half,overlap")
+    halved = replace(plan(), levers="half,outputs=loss,overlap")
     ours, its = (
         "\n".join(tuned([one], ["run"])) for one in (halved, replace(halved, trainer=LIGHTNING))
     )
     assert "write: model.half()" in ours and "Trainer" not in ours
+    assert "OutputMode.Final" not in ours and ours.count("outputMode") == 1  # overlap's, All
     assert 'write: Trainer(precision="16-true")' in its
     assert its.endswith("write: Trainer(strategy=IPUStrategy(training_opts=options))")

@@ -66,7 +66,9 @@ def test_the_fewest_changes_are_one_command_that_fits(
     refused: tuple[Report, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = way_to_fit(refused[0])
-    assert changes.startswith("Predicted to fit with the fewest changes: optimiser state off chip.")
+    assert changes.startswith(
+        "Predicted to fit without doubt, with the fewest changes: optimiser state off chip."
+    )
     assert "ipu-run --with state=off-chip " in changes
     tried: list[str] = []
     assert "It fits, compiled with the fewest changes: " in way_to_fit(

@@ -111,6 +111,17 @@ def test_a_module_is_run_again_as_a_module(
     assert Provenance().program == ("SCRIPT",)
 
 
+def test_a_models_own_name_is_found_and_an_old_profile_is_not(tmp_path: Path) -> None:
+    """Options.modelName names the folder; what a failed compile left out is not an older one's."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("Options()", "Options().modelName('mine')"))
+    path, why = compile_again([str(script), "64"], tmp_path / "out", Provenance())
+    assert path == tmp_path / "out" / "mine" / "profile.pop", why
+    script.write_text("raise RuntimeError('no data')")
+    path, why = compile_again([str(script), "64"], tmp_path / "out", Provenance())
+    assert path is None and why == "RuntimeError: no data"
+
+
 def test_why_nothing_was_compiled_is_one_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise RuntimeError('no data')")

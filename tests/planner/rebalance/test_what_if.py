@@ -12,6 +12,7 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution, Stage
+from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.memory_verdict import Answer
@@ -95,6 +96,20 @@ class Late(torch.nn.Module):
             return torch.nn.functional.mse_loss(self.two(x), target)
 
 
+def test_one_stage_that_sends_activations_off_the_chip_is_not_priced(
+    four: Report,
+) -> None:
+    """A pipeline keeps them there, whatever the options say; one stage took ten times as long."""
+    place = "TensorLocations.locationActivation.onChipStorage"
+    again = open_report(four.path)
+    again.options[place] = False
+    costs = Costs.from_report(again)
+    assert "its cycles are unknown" in "".join(what_if(costs, Assignment((0,), (0,))).problems)
+    assert not what_if(costs, Assignment((0, 2), (0, 1))).problems
+    splits = [one.levers.split for one in advise(again).every if one.levers.split]
+    assert splits and all(len(split.starts) > 1 for split in splits)
+
+
 def test_what_is_in_no_block_is_predicted_too(tmp_path: Path) -> None:
     """A last stage that shall recompute, but has nothing to run again, is as the others."""
     options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
@@ -160,13 +175,13 @@ def test_a_last_stage_runs_again_what_the_profiles_had_not(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3)])
+@pytest.mark.parametrize("starts", [(0, 1, 3), (0, 3), (0,)])
 def test_another_split_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...]
 ) -> None:
     prediction = what_if(Costs.from_report(four), Assignment(starts, tuple(range(len(starts)))))
     obtained = profiled(tmp_path, starts)
-    assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
+    assert prediction.total == cycles(obtained)  # with (0,) inputs of two Blocks come in one copy
     phases = obtained.pipeline_cycles(0, 0)
     assert list(prediction.schedule.phases) == phases["phase"].tolist()
 
