@@ -74,13 +74,15 @@ def _checks(report: common.Report, every_row: bool) -> Iterator[tuple[str, str]]
 def _tables(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
+    for name in ("Body", "Program", "Variable", "Option", "Block", "Op", "Run"):
+        report.file.check(getattr(records, name))
+    program = report.file.table(records.Program)
+    parents_first = (program["parent"] < program["id"]).all()  # then it is a tree, as ours are
     rows = {
-        "program": len(report.sequence.tree),
+        "program": program.rows if parents_first else len(report.sequence.tree),
         "bodies": len(report.sequence.body_vectors[0]),
         "variables": report.file.table(records.Variable).rows,
     }
-    for name in ("Body", "Program", "Variable", "Option", "Block", "Op", "Run"):
-        report.file.check(getattr(records, name))
     empty = [name for name, number in rows.items() if not number]
     return f"nothing in {', '.join(empty)}" if empty else ""
 
@@ -116,11 +118,17 @@ def _rows(report: common.Report) -> str:
         report.file.sound(integrity.of_sums("program_steps", sums))
     bodies = report.sequence.bodies_in_row
     last = bodies.start[bodies.first + bodies.count - 1]
-    for run in range(len(report.trace.columns["id"])):
+    for run in _runs(report):
         tasks = report.trace.tasks(run, None, 0)
         if (tasks.end - tasks.start < last[tasks.body]).any():
             return "a task ends before its last step begins"
     return ""
+
+
+def _runs(report: common.Report) -> list[int]:
+    """The first run of each trace."""
+    runs = reversed(range(len(report.trace.columns["id"])))
+    return sorted({report.trace.trace_of(run): run for run in runs}.values())
 
 
 def _stages(report: common.Report) -> str:
@@ -167,7 +175,7 @@ def _time(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
     beside = report.file.table(records.Body).equals("kind", records.BESIDE)
-    for run in range(len(report.trace.columns["id"])):
+    for run in _runs(report):
         every = report.trace.tasks(run, None, 0)  # the others repeat it
         own = ~beside[every.body]
         ipu, start, end = (values[own] for values in (every.ipu, every.start, every.end))
