@@ -50,3 +50,11 @@ def test_a_trainer_is_told_its_own_lines() -> None:
     assert "write: model.half()" in ours and "Trainer" not in ours
     assert 'write: Trainer(precision="16-true")' in its
     assert its.endswith("write: Trainer(strategy=IPUStrategy(training_opts=options))")
+
+
+def test_what_the_script_has_already_is_not_advised() -> None:
+    said, already = (
+        "\n".join(tuned([replace(plan(), overlaps=on)], ["run"])) for on in (False, True)
+    )
+    assert "--allow half,outputs,overlap plans\nwith half" in said
+    assert "--allow half,outputs plans\nwith half" in already and "host I/O" not in already
