@@ -118,17 +118,11 @@ def _rows(report: common.Report) -> str:
         report.file.sound(integrity.of_sums("program_steps", sums))
     bodies = report.sequence.bodies_in_row
     last = bodies.start[bodies.first + bodies.count - 1]
-    for run in _runs(report):
+    for run in range(len(report.trace.columns["id"])):
         tasks = report.trace.tasks(run, None, 0)
         if (tasks.end - tasks.start < last[tasks.body]).any():
             return "a task ends before its last step begins"
     return ""
-
-
-def _runs(report: common.Report) -> list[int]:
-    """The first run of each trace."""
-    runs = reversed(range(len(report.trace.columns["id"])))
-    return sorted({report.trace.trace_of(run): run for run in runs}.values())
 
 
 def _stages(report: common.Report) -> str:
@@ -175,7 +169,7 @@ def _time(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
     beside = report.file.table(records.Body).equals("kind", records.BESIDE)
-    for run in _runs(report):
+    for run in range(len(report.trace.columns["id"])):
         every = report.trace.tasks(run, None, 0)  # the others repeat it
         own = ~beside[every.body]
         ipu, start, end = (values[own] for values in (every.ipu, every.start, every.end))
