@@ -2,9 +2,10 @@
 
 ``python -m benchmarks.overhead.calls`` prints a table and writes it into docs/overhead.md. Plain
 PyTorch and the engine take turns, a call each, from the same weights, of a model that multiplies
-16 numbers and of an MLP of 1.05 M weights (four layers of 512). Training is with SGD. Times are of
-the processor, of one process with one thread: medians over calls, and of the differences and ratios
-of neighbours.
+16 numbers and of an MLP of 1.05 M weights (four layers of 512). Training is with SGD. In inference
+a third takes turns too, the thinnest wrapper: one function that cuts the batch, runs the model and
+joins copies of its outputs, and looks at nothing. Times are of the processor, of one process with
+one thread: medians over calls, and of the differences and ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ def engine(
     return lambda: model(x)
 
 
+def thin(module: torch.nn.Module, x: torch.Tensor, count: int) -> Call:
+    """The least that a wrapper of Python can do."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            parts = [x.detach()] if count == 1 else x.unsafe_split(len(x) // count)
+            outputs = [module(part).clone() for part in parts]
+            return outputs[0] if count == 1 else torch.stack(outputs)
+
+    return lambda: call(x)
+
+
 def timed(loops: list[Call], calls: int) -> list[list[float]]:
     """Microseconds of each loop's calls, which take turns."""
     for loop in loops:
@@ -102,12 +115,23 @@ def measure(name: str, rows: int, count: int, calls: int, training: bool) -> str
     module = made(name)
     x = torch.randn(rows * count, 4 if name == "nothing" else 512)
     loops = [make(copy.deepcopy(module), x, count, training) for make in (plain, engine)]
-    alone, ours = timed(loops, calls)
+    loops += [] if training else [thin(copy.deepcopy(module), x, count)]
+    alone, ours, *least = timed(loops, calls)
     over = statistics.median(b - a for a, b in zip(alone, ours, strict=True))
     ratio = statistics.median(b / a for a, b in zip(alone, ours, strict=True))
     use = "training" if training else "inference"
     took = [f"{value:,.0f} us" for value in (*map(statistics.median, (alone, ours)), over)]
-    return f"| {' | '.join([name, use, str(rows), str(count), *took, f'{ratio:.3f}'])} |"
+    ratios = [statistics.median(b / a for a, b in zip(alone, one, strict=True)) for one in least]
+    cells = [
+        name,
+        use,
+        str(rows),
+        str(count),
+        *took,
+        f"{ratio:.3f}",
+        *([f"{one:.3f}" for one in ratios] or ["-"]),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def profiled() -> str:
@@ -132,6 +156,7 @@ def profiled() -> str:
 def section(only: str | None) -> list[str]:
     """The part of the page."""
     heads = ("model", "use", "micro-batch", "of them", "plain PyTorch", "engine", "over", "ratio")
+    heads += ("the thinnest wrapper's",)
     about = " ".join(str(__doc__).split("\n\n")[1].split()).split(". ", 1)[1]
     lines = [
         HEAD,

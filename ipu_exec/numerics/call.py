@@ -87,8 +87,7 @@ class Outputs:
         index = iteration * self._accumulation + step
         if (index + 1) % self._period:
             return
-        learn(returned)
-        copied = map_leaves(_copied, returned)
+        copied = copy_of(returned)
         if self._as_one:
             replica = 0  # one after another: the last one's stay
         index = 0 if self._sums else index
@@ -105,12 +104,25 @@ class Outputs:
 
     def result(self) -> Any:
         """The call's result, in the structure that the model returned."""
-        first, *others = [self._returned[key] for key in sorted(self._returned)]
-        if not others:
-            return map_leaves(_as_output, first)
-        columns = zip(*map(leaves_of, (first, *others)), strict=True)
-        joined = map(_join, columns)
-        return map_leaves(lambda _: _as_output(next(joined)), others[-1])
+        return result_of([self._returned[key] for key in sorted(self._returned)])
+
+
+def result_of(returned: list[Any]) -> Any:
+    """The result of a call by what the micro-batches returned, in its structure."""
+    if len(returned) == 1:
+        return map_leaves(_as_output, returned[0])
+    if {*map(type, returned)} == {torch.Tensor}:
+        return _as_output(_join(returned))
+    joined = map(_join, zip(*map(leaves_of, returned), strict=True))
+    return map_leaves(lambda _: _as_output(next(joined)), returned[-1])
+
+
+def copy_of(returned: Any) -> Any:
+    """A copy of what a model returned."""
+    if type(returned) is torch.Tensor:
+        return _copied(returned)
+    learn(returned)
+    return map_leaves(_copied, returned)
 
 
 def _copied(leaf: Any) -> Any:
@@ -133,7 +145,7 @@ def _add(total: Any, leaf: Any) -> Any:
     return total + leaf if isinstance(total, torch.Tensor) else leaf
 
 
-def _join(leaves: tuple[Any, ...]) -> Any:
+def _join(leaves: Any) -> Any:
     if not isinstance(leaves[0], torch.Tensor):
         return leaves[-1]
     return torch.stack(leaves) if leaves[0].dim() == 0 else torch.cat(leaves)

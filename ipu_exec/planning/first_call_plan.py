@@ -76,7 +76,7 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
             )
         stays = "" if asked.micro_batches else why_one_micro_batch(captured)
         question = question_of(call, captured.samples, asked, stays)
-        if _overlaps(captured):
+        if overlaps := _overlaps(captured):
             if question.fixed.get("p", 1) > 1:
                 raise UsageError("--fix p: PopTorch refuses host I/O beside compute in a pipeline")
             question = replace(question, fixed={**question.fixed, "p": 1})
@@ -104,6 +104,7 @@ def plan_call(call: FirstCall, asked: Asked, on_news: Callable[[News], None] = n
         compiles=best_plan.compiles - engine.cached,
         script_samples=call.samples,
         trainer=call.trainer,
+        overlaps=overlaps,
     )
 
 

@@ -172,8 +172,11 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str], none: str = "") -> Ite
     if none:
         yield none
     elif not any(plan.levers for plan in plans):
-        yield "The precision and the outputs stay as they are: --allow half,outputs,overlap plans"
-        yield "with half precision, the loss as the only output and host I/O beside compute, too."
+        names, more = ",overlap", ", the loss as the only output and host I/O beside compute, too."
+        if plans[0].overlaps:
+            names, more = "", " and the loss as the only output, too."
+        yield f"The precision and the outputs stay as they are: --allow half,outputs{names} plans"
+        yield f"with half precision{more}"
 
 
 def _rates(candidate: Candidate) -> str:

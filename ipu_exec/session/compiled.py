@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +50,7 @@ from ipuscope.profiler.enums import Role
 from ipuscope.waiting import waiting
 
 logger = logging.getLogger("ipu_exec")
+_TENSORS, _requires_grad = frozenset((torch.Tensor,)), attrgetter("requires_grad")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -115,10 +117,10 @@ class Compiled(OnDevice):
 
     def _fingerprint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Objects and shapes: with the same ones a call is like the one before; else none."""
-        if kwargs or self.per_replica_params or any(type(arg) is not torch.Tensor for arg in args):
+        if kwargs or self.per_replica_params or not _TENSORS.issuperset(map(type, args)):
             return [], []
         objects: list[Any] = [self._plan, self._model.training, self._optimizer]
-        objects += [one.requires_grad for one in self._listed.parameters]
+        objects += map(_requires_grad, self._listed.parameters)
         for arg in args:
             objects += (arg.dtype, arg.requires_grad, arg.is_cuda)
         shapes = [arg.shape for arg in args]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ logger = logging.getLogger("ipu_exec")
 
 Tensors = Mapping[str, torch.Tensor]
 _address = torch._C._data_address  # type: ignore[attr-defined]
+_held = attrgetter("_parameters", "_buffers", "_modules")
+_values, _kind = methodcaller("values"), attrgetter("dtype", "shape", "requires_grad")
 
 
 class Listed:
@@ -28,16 +31,16 @@ class Listed:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model, self._modules = model, [model]
+        self._model, self.modules = model, [model]
         self._contents: list[Any] = [model]  # not yet of the modules
         self.update()
 
     def update(self) -> Listed:
         """List them again if a module has others; returns itself."""
-        if alike(_contents(self._modules), self._contents):
+        if alike(contents(self.modules), self._contents):
             return self
-        self._modules = list(self._model.modules())
-        self._contents = _contents(self._modules)
+        self.modules = list(self._model.modules())
+        self._contents = contents(self.modules)
         self.parameters = list(self._model.parameters())
         self.buffers: Tensors = dict(self._model.named_buffers())
         named = {**dict(self._model.named_parameters()), **self.buffers}
@@ -45,15 +48,15 @@ class Listed:
         return self
 
 
-def _contents(modules: Iterable[torch.nn.Module]) -> list[Any]:
+def contents(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """The names and values of all that the modules hold themselves."""
-    contents: list[Any] = []
-    for module in modules:
-        for held in (module._parameters, module._buffers, module._modules):
-            if held:
-                contents += held.keys()
-                contents += held.values()
-    return contents
+    held: list[Any] = [*filter(None, chain.from_iterable(map(_held, modules)))]
+    return [*chain.from_iterable(held), *chain.from_iterable(map(_values, held))]
+
+
+def places(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """Where tensors are in memory: elsewhere after one that has a clone was written."""
+    return [*map(_address, tensors), *map(_kind, tensors)]
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -90,15 +93,17 @@ class DeviceTensors:
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
+        self.state = object()  # another one when they are others
         self._lost: list[str] = []  # what the last warning named
 
     def copy_to_device(self, host: Tensors) -> None:
         """Copy the host's current tensors to the device."""
         self._tensors |= _clones(host)
+        self.state = object()
 
     def copy_to_host(self, host: Tensors) -> None:
         """Copy the device's tensors to the host's."""
-        self._copy(self._differing(host))
+        self._copy(self.differing(host))
 
     def _copy(self, differing: Tensors) -> None:
         for name, tensor in differing.items():
@@ -108,8 +113,9 @@ class DeviceTensors:
     def release(self) -> None:
         """Drop all tensors: the device is detached."""
         self._tensors.clear()
+        self.state = object()
 
-    def _differing(self, host: Tensors) -> dict[str, torch.Tensor]:
+    def differing(self, host: Tensors) -> dict[str, torch.Tensor]:
         """The host's tensors that differ from the device's."""
         differing = {}
         for name, tensor in host.items():
@@ -127,7 +133,7 @@ class DeviceTensors:
         if not self._tensors:
             yield
             return
-        differing = self._differing(host)
+        differing = self.differing(host)
         self._warn_of_lost(
             [one for one, new in differing.items() if not torch.equal(new, self._tensors[one])]
         )
@@ -156,7 +162,7 @@ class DeviceTensors:
         if not self._tensors:
             yield
             return
-        differing = self._differing(host)
+        differing = self.differing(host)
         host_data = {name: tensor.data for name, tensor in differing.items()}
         for name, tensor in differing.items():
             tensor.data = self._tensors[name]
@@ -165,10 +171,15 @@ class DeviceTensors:
         try:
             yield
         finally:
-            self.copy_to_device(host)
-            written = [name for name, old in before.items() if not _same(buffers[name], old)]
-            for name in written:
-                with torch.no_grad():
-                    buffers[name].copy_(before[name])
+            self.take(host, buffers, before)
             for name, data in host_data.items():
                 host[name].data = data
+
+    def take(self, host: Tensors, buffers: Tensors, before: Tensors | None = None) -> None:
+        """Take over what inference wrote; the host's buffers get back what they had ``before``."""
+        before = before or dict(self._tensors)
+        self.copy_to_device(host)
+        for name in buffers:
+            if name in before and not _same(buffers[name], before[name]):
+                with torch.no_grad():
+                    buffers[name].copy_(before[name])

@@ -31,7 +31,7 @@ from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import Options
-from ipu_exec.session.compiled import Compiled
+from ipu_exec.session.again import Again
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.modes import in_modes
 from ipu_exec.session.torch_compile import not_compiled_by_torch
@@ -85,7 +85,7 @@ def load(
     return executor
 
 
-class PoplarExecutor(Compiled):
+class PoplarExecutor(Again):
     """A compiled model, created by `trainingModel` or `inferenceModel`.
 
     Other attributes are the wrapped model's; its parameters have a ``replicaGrouping``
@@ -100,13 +100,17 @@ class PoplarExecutor(Compiled):
     @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call's micro-batches: the model's arguments, batched along dimension 0."""
+        fast = NotImplemented if self._remembered is None or kwargs else self._again(args)
+        return self._call(args, kwargs) if fast is NotImplemented else fast
+
+    def _call(self, given: tuple[Any, ...], given_by_name: dict[str, Any]) -> Any:
         if not self._attached and self._options.connection_type is ConnectionType.Never:
             raise UsageError(
                 "Trying to run a model on an offline device: these options compile but do not"
                 " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
                 " connectionType(ConnectionType.Always)"
             )
-        args, kwargs = self._prepare(args, kwargs)
+        args, kwargs = self._prepare(given, given_by_name)
         if self._compiles_only:
             self._stop_after_compiling()
         if not self._ran:
@@ -162,6 +166,7 @@ class PoplarExecutor(Compiled):
             self._anchored = watch.result()
         if self._session is not None:
             self._session.record_run(start, end)
+        self._remember(given, given_by_name or kwargs, args)
         if self._options._values["log_cycle_count"]:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result

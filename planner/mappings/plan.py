@@ -104,6 +104,7 @@ class Plan:
     notes: tuple[str, ...] = field(default_factory=tuple)
     script_samples: int = 0  # of a weight update as the script has it
     trainer: str = ""  # whose loop runs the model (`Provenance.trainer`)
+    overlaps: bool = False  # the script has host I/O beside compute
 
     @property
     def best(self) -> Candidate:

@@ -161,8 +161,10 @@ def is_counted(ids: np.ndarray) -> bool:
 
 
 def rows_of(ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Where each id is in ``keys``, which has each once; -1 where it is not."""
+    """Where each id is in ``keys``, which has each once; -1 where it is not. May be ``ids``."""
     if is_counted(keys):
+        if ids.min(initial=0) >= 0 and ids.max(initial=-1) < len(keys):
+            return ids
         return np.where((ids >= 0) & (ids < len(keys)), ids, -1)
     order = np.argsort(keys, kind="stable")
     row = order[np.minimum(np.searchsorted(keys, ids, sorter=order), len(keys) - 1)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.file import schema
+from ipuscope.profiler.file.packed_columns import split
 from ipuscope.profiler.file.reader import Reader
 
 Check = Callable[["Columns", Iterable[str]], None]  # raises where what was just read is wrong
@@ -34,8 +35,10 @@ class Columns(Mapping[str, np.ndarray]):
         self._lock = lock or RLock()
         self._read: dict[str, np.ndarray] = {}
         self._coded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._whole: set[str] = set()  # texts that `check` has seen
         self._names = tuple(column.name for column in schema.columns(record))
-        self._texts = {column.name for column in schema.columns(record) if column.kind == "str"}
+        columns = schema.columns(record)
+        self._texts = {column.name: column.bound for column in columns if column.kind == "str"}
         self.rows = reader.count(record)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -71,11 +74,11 @@ class Columns(Mapping[str, np.ndarray]):
         """
         with self._lock:
             if name not in self._coded:
-                packed = None
-                if not self.has(name):
-                    packed = self._reader.packed_texts(self._record, name, self.rows)
-                self._coded[name] = packed or _distinct(self[name])
-                if packed is not None:
+                packed = None if self.has(name) else self._packed(name)
+                if packed is None:
+                    self._coded[name] = _distinct(self[name])
+                else:
+                    self._coded[name] = packed[0], split(packed[1])
                     self._check_or_forget([name], self._coded)
             return self._coded[name]
 
@@ -101,11 +104,16 @@ class Columns(Mapping[str, np.ndarray]):
             self._read.update(self._reader.some(self._record, missing, self.rows))
             self._check_or_forget(missing, self._read)
 
-    def read_coded(self) -> None:
-        """Read all columns, texts as `coded` has them where the file stores them so."""
+    def check(self) -> None:
+        """Read all columns with their checks; texts only as the file packs them, where it does."""
         for name in filter(self.is_text, self._names):
-            self.coded(name)
-        self.read(*(name for name in self._names if name not in self._coded))
+            if name not in self._whole and (self._texts[name] or not self._packed(name)):
+                self.coded(name)
+            self._whole.add(name)
+        self.read(*(name for name in self._names if name not in self._whole))
+
+    def _packed(self, name: str) -> tuple[np.ndarray, bytes] | None:
+        return self._reader.packed_texts(self._record, name, self.rows)
 
     def _check_or_forget(self, names: Iterable[str], read: dict[str, Any]) -> None:
         try:

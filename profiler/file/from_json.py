@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 MOST_DEPTH = 100  # of nested lists and objects, so that whatever walks them afterwards can
@@ -14,13 +15,15 @@ def loads(words: str | bytes) -> Any:
         value = json.loads(words)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MOST_DEPTH}") from None
-    inside, depth = [value], 0
+    text = words if isinstance(words, bytes) else words.encode()
+    if text.count(b"[") + text.count(b"{") <= MOST_DEPTH:  # most lists are long, and hold no other
+        return value
+    inside: list[Any] = [[value]]
+    depth = -1
     while inside:
         if depth > MOST_DEPTH:
             raise ValueError(f"it is nested deeper than {MOST_DEPTH}")
-        lists = [one for one in inside if isinstance(one, list)]
-        dicts = [one for one in inside if isinstance(one, dict)]
-        inside = [part for one in lists for part in one if isinstance(part, (list, dict))]
-        inside += [part for one in dicts for part in one.values() if isinstance(part, (list, dict))]
+        parts = chain.from_iterable(one.values() if type(one) is dict else one for one in inside)
+        inside = [part for part in parts if type(part) in (list, dict)]
         depth += 1
     return value

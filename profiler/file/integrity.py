@@ -148,7 +148,7 @@ def _of_bars(meta: dict[str, Any]) -> str:
     classes, operators = cycles.get("classes", []), cycles.get("operators", [])
     if not isinstance(classes, list) or not all(_is_bar(one) for one in classes):
         return "the header's cycle_error has classes that are not error bars"
-    if not isinstance(operators, list) or not all(type(one) is int for one in operators):
+    if not isinstance(operators, list) or set(map(type, operators)) - {int}:
         return "the header's cycle_error has operators that are not positions of classes"
     return ""
 

@@ -109,7 +109,7 @@ def unpack(
     """
     if column.kind == "str":
         coded = unpack_texts(cells, rows, most_bytes)
-        return None if coded is None else coded[1][coded[0]]
+        return None if coded is None else split(coded[1])[coded[0]]
     dtype, length, data, words = cells
     if length != rows or words is not None:
         return None
@@ -121,8 +121,8 @@ def unpack(
 
 def unpack_texts(
     cells: Sequence[Any], rows: int, most_bytes: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """A column of texts as the position of each row's among the distinct texts, and these."""
+) -> tuple[np.ndarray, bytes] | None:
+    """A column of texts as the position of each row's among the distinct ones, which `split`s."""
     dtype, length, data, words = cells
     if length != rows or type(words) is not bytes:
         return None
@@ -130,10 +130,17 @@ def unpack_texts(
         numbers = codec.decode(dtype, length, data, rows)
         if zstandard.frame_content_size(words) > most_bytes:
             return None
-        text = zstandard.ZstdDecompressor().decompress(words, allow_extra_data=False).decode()
+        text = zstandard.ZstdDecompressor().decompress(words, allow_extra_data=False)
+        if not text.isascii():
+            text.decode()
     except (ValueError, zstandard.ZstdError):  # UnicodeDecodeError is a ValueError
         return None
-    distinct = np.array(text.split(_BETWEEN), dtype=object)
-    if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(distinct):
+    last = np.count_nonzero(np.frombuffer(text, np.uint8) == ord(_BETWEEN))
+    if numbers.min(initial=0) < 0 or numbers.max(initial=0) > last:
         return None
-    return numbers, distinct
+    return numbers, text
+
+
+def split(text: bytes) -> np.ndarray:
+    """The distinct texts of a column: object[text]."""
+    return np.array(text.decode().split(_BETWEEN), dtype=object)

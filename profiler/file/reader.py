@@ -155,7 +155,7 @@ class Reader:
 
     def packed_texts(
         self, record: type[Any], name: str, rows: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, bytes] | None:
         """A packed column of texts (`packed_columns.unpack_texts`); None if it is not packed."""
         cells = self._packed_cells(record, [name], rows).get(name)
         if cells is None:
@@ -281,14 +281,13 @@ class Reader:
         with self._lock:
             answers = {id: self._vectors[id] for id in wanted if id in self._vectors}
             missing = [id for id in wanted if id not in answers]
-            if length is None:
-                lengths = self._select("id, length", missing)
-                if sum(size for _, size in lengths if isinstance(size, int)) > MAX_ELEMENTS:
-                    raise self.damaged(
-                        f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have"
-                        " more"
-                    )
-            decoded = self._decoded(self._select("id, dtype, length, data", missing), length)
+            rows = self._select("id, dtype, length, data", missing)
+            sizes = [row[2] for row in rows if length is None and isinstance(row[2], int)]
+            if sum(sizes) > MAX_ELEMENTS:
+                raise self.damaged(
+                    f"{len(rows)} vectors together may have {MAX_ELEMENTS} entries, and have more"
+                )
+            decoded = self._decoded(rows, length)
             self._cache(decoded)
             answers |= decoded
         for id in wanted:

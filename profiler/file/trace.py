@@ -104,7 +104,7 @@ class Bodies:
         count = np.array([len(piece) for piece in pieces], dtype=np.int64)
         first, none = np.cumsum(count) - count, np.zeros(0, dtype=np.int64)
         start = np.concatenate([none, *(at if len(at) else begins for at in starts)])
-        back = np.diff(start, prepend=0) < 0
+        back = np.append(False, start[1:] < start[:-1])[: len(start)]
         back[first] = start[first] != 0
         if back.any():
             index = int(np.searchsorted(first, back.argmax(), side="right")) - 1

@@ -60,9 +60,7 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
     """Indices in ``Model.steps`` of these ids; a wait's is its IPU's external sync, or -1."""
-    steps = rows_of(ids, model.steps["id"])
-    steps[waits] = model.external_sync[ipu[waits]]
-    return steps
+    return np.where(waits, model.external_sync[ipu], rows_of(ids, model.steps["id"]))
 
 
 def _steps_together(

@@ -118,6 +118,14 @@ def some_columns(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: columns[name] for name in names}
 
 
+def order_of(major: np.ndarray, minor: np.ndarray) -> np.ndarray | None:
+    """Rows by two columns; None if they have that order, as in our files."""
+    later, same = major[1:] > major[:-1], major[1:] == major[:-1]
+    if (later | (same & (minor[1:] >= minor[:-1]))).all():
+        return None
+    return np.lexsort((minor, major))
+
+
 def position_in(ids: np.ndarray, id: int) -> int | None:
     """The position of an id; None if it is missing."""
     at = np.flatnonzero(ids == id)
@@ -141,9 +149,8 @@ def bounds_of(part: slice | None, size: int, name: str) -> tuple[int, int]:
 
 def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
     """Rows of a tree, parents before children, siblings by position; None if it is not a tree."""
-    by_id = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids, parents, sorter=by_id), max(0, len(ids) - 1))
-    above = np.where(parents == -1, -1, np.where(ids[by_id[at]] == parents, by_id[at], -2))
+    row = rows_of(parents, ids)
+    above = np.where((row < 0) & (parents != -1), -2, row)
     siblings = np.lexsort((ids, positions, above))
     sorted_above = above[siblings]
     levels = [siblings[sorted_above == -1]]

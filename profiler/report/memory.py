@@ -212,7 +212,7 @@ class Usage:
         none = np.zeros(self.file.tile_count, dtype=np.int64)
         one = self.file.keep(
             ("moving", key),
-            lambda: liveness.peaks(moving, variables.steps, none, fullest_tiles=False),
+            lambda: liveness.peaks(moving, variables.steps, none, self.vectors[2]),
         )
         always = variables.always(chosen)
         return replace(
@@ -229,7 +229,8 @@ class Usage:
 
         int64[vector, tile]. Equal tensors of equal layers share a vector, so there are few.
         """
-        unique = np.unique(self.file.table(records.Variable)["tile_bytes"])
+        tile_bytes = self.file.table(records.Variable)["tile_bytes"]
+        unique = np.unique(tile_bytes, return_counts=True)[0]  # without it numpy imports numpy.ma
         vectors = self.file.matrix(unique)
         return unique, vectors, vectors.sum(axis=1)
 

@@ -11,7 +11,7 @@ from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.columns import Columns, among
 from ipuscope.profiler.file.trace import Bodies
 from ipuscope.profiler.lazy import cached, cached_property
-from ipuscope.profiler.report.frames import depth_first, frame_of, looked_up, texts_of
+from ipuscope.profiler.report.frames import depth_first, frame_of, looked_up, order_of, texts_of
 from ipuscope.profiler.report.tables import ProfileFile
 
 if TYPE_CHECKING:
@@ -116,11 +116,7 @@ class ProgramSequence:
         """Rows of the steps by IPU and position; None if the file has that order, as ours do."""
         columns = self.file.table(records.Step)
         columns.read("id", "ipu", "position")
-        ipu, position = columns["ipu"], columns["position"]
-        later, same = ipu[1:] > ipu[:-1], ipu[1:] == ipu[:-1]
-        if (later | (same & (position[1:] >= position[:-1]))).all():
-            return None
-        return np.lexsort((position, ipu))
+        return order_of(columns["ipu"], columns["position"])
 
     @cached_property
     def body_steps(self) -> pd.DataFrame:
@@ -186,8 +182,8 @@ class ProgramSequence:
         columns = self.file.table(records.Step)
         columns.read("id", "ipu", "position")
         ipu, position = self.in_order(columns["ipu"]), self.in_order(columns["position"])
-        first = np.searchsorted(ipu, ipu)
-        if (position != np.arange(len(ipu)) - first).any():
+        begins = np.diff(ipu, prepend=-1) != 0
+        if np.where(begins, position, np.diff(position, prepend=0) - 1).any():
             raise self.file.reader.damaged(
                 "the positions of an IPU's program steps do not count from 0 on"
             )

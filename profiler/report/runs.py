@@ -11,7 +11,7 @@ from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import Bodies, Tasks
 from ipuscope.profiler.lazy import cached, cached_property
-from ipuscope.profiler.report.frames import looked_up, position_in, texts_of
+from ipuscope.profiler.report.frames import looked_up, order_of, position_in, texts_of
 from ipuscope.profiler.report.program import ProgramSequence
 from ipuscope.profiler.report.tables import ProfileFile
 from ipuscope.profiler.timeline.executed_steps import Executed, Named, Names, Spent, spent
@@ -285,8 +285,9 @@ class Trace:
         body_ipu = self.file.table(records.Body)["ipu"][columns["body"]]
         wrong = integrity.of_tasks(columns, body_ipu, self.file.context)
         self.file.sound(wrong and f"{what}: {wrong}")
-        order = np.lexsort((columns["start"], columns["ipu"]))
-        return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
+        order = order_of(columns["ipu"], columns["start"])
+        rows = slice(None) if order is None else order
+        return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][rows] for name in names))
 
     def rows_or_damaged(
         self, ids: np.ndarray, keys: np.ndarray, what: str, waits: bool = True

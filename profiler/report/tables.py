@@ -214,8 +214,8 @@ class ProfileFile:
             return self._columns[record]
 
     def check(self, record: type[Any]) -> None:
-        """Read all of a table, with its checks; texts that it has once only as those."""
-        self.table(record).read_coded()
+        """Read all of a table, with its checks (`Columns.check`)."""
+        self.table(record).check()
 
     def vector(self, id: int) -> np.ndarray:
         """A per-tile vector by its id, int64, read-only."""
@@ -269,8 +269,8 @@ class ProfileFile:
         """
         sums = np.zeros((3, len(ids)), dtype=np.int64)
         stored = np.flatnonzero(ids >= 0)
-        for at in range(0, len(stored), 1000):  # not all in memory at once
-            here = stored[at : at + 1000]
+        for at in range(0, len(stored), 128):  # fit the processor's cache
+            here = stored[at : at + 128]
             rows = self.matrix(ids[here])
             sums[:, here] = rows.sum(axis=1), rows.max(axis=1), np.count_nonzero(rows, axis=1)
         return sums

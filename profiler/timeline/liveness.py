@@ -82,7 +82,7 @@ def states(
     distinct states, int64[row, tile]. States begin where what is live changes, and at ``edges``,
     of which ``first`` is one.
     """
-    step, row, change = _changes(intervals, first, last)
+    step, row, change = changes_of(intervals, first, last)
     always, times = np.unique(intervals.vector[intervals.live(first)], return_counts=True)
     rows = np.union1d(row, always)
     begin = np.union1d(edges, step)
@@ -116,7 +116,7 @@ def _as_floats(counts: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.
     return counts.astype(kind), vectors.astype(kind)
 
 
-def _changes(
+def changes_of(
     intervals: Intervals, first: int, last: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted changes of what is live at ``first < step < last``: (step, row of vectors, times)."""
@@ -187,19 +187,23 @@ class Peaks:
 
 
 def peaks(
-    intervals: Intervals, steps: int, always: np.ndarray, fullest_tiles: bool = True
+    intervals: Intervals, steps: int, always: np.ndarray, sums: np.ndarray | None = None
 ) -> Peaks:
     """Sums and maxima of the bytes live, ``always`` (int64[tiles]) included, without the map.
 
-    ``fullest_tiles`` False: without ``max_tile`` and ``max_tile_bytes``, in a tenth of the time.
+    With the ``sums`` of the vectors: without ``max_tile`` and ``max_tile_bytes``, in a tenth of the
+    time.
     """
-    tile_peak, peak_step = tile_peaks(intervals, steps)
+    step, row, change = changes_of(intervals, -1, steps)
+    tile_peak, peak_step = tile_peaks(intervals.vectors, step, row, change)
     max_tile, max_bytes = (
         fullest_of_steps(intervals, steps, always)
-        if fullest_tiles
+        if sums is None
         else (np.zeros(steps, dtype=np.int64) for _ in range(2))
     )
-    totals = _step_totals(intervals, steps) + always.sum()
+    totals = np.zeros(steps, dtype=np.int64)
+    np.add.at(totals, step, (intervals.vectors.sum(axis=1) if sums is None else sums)[row] * change)
+    totals = np.cumsum(totals) + always.sum()
     return Peaks(totals, max_tile, max_bytes, always + tile_peak, peak_step)
 
 
@@ -216,23 +220,15 @@ def fullest_of_steps(
     return np.repeat(max_tile, times), np.repeat(max_bytes, times)
 
 
-def _step_totals(intervals: Intervals, steps: int) -> np.ndarray:
-    """Bytes live at each step, over all tiles."""
-    sums = intervals.vectors.sum(axis=1)
-    step, row, change = _changes(intervals, -1, steps)
-    changes = np.zeros(steps, dtype=np.int64)
-    np.add.at(changes, step, sums[row] * change)
-    return np.cumsum(changes)
-
-
-def tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The most bytes on each tile, and the first step that has them: int64[tile] twice.
+def tile_peaks(
+    vectors: np.ndarray, step: np.ndarray, row: np.ndarray, change: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most bytes on each tile, and the first step that has them, by the `changes_of` intervals.
 
     A tile is fullest after an addition, or, if there is none, at step 0. Equal states, as in equal
     layers, are computed once: they have the same sum of their vectors' (random) numbers.
     """
-    step, row, change = _changes(intervals, -1, steps)
-    numbers = np.random.default_rng(0).integers(1 << 62, size=len(intervals.vectors))
+    numbers = np.random.default_rng(0).integers(1 << 62, size=len(vectors))
     alive = np.cumsum(change * numbers[row])
     ends = np.flatnonzero(np.diff(step, append=-1))  # the last change of each step
     ends = ends[np.isin(step[ends], step[change > 0])]
@@ -240,10 +236,10 @@ def tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray
     state, row, change = _merged(np.searchsorted(ends, np.arange(len(step))), row, change)
     begin = np.searchsorted(state, np.arange(len(ends) + 1)).tolist()
     rows, changes = row.tolist(), change.tolist()
-    level, peak, at = (np.zeros(intervals.tiles, dtype=np.int64) for _ in range(3))
+    level, peak, at = (np.zeros(vectors.shape[1], dtype=np.int64) for _ in range(3))
     for number, now in enumerate(step[ends].tolist()):
         for k in range(begin[number], begin[number + 1]):
-            vector = intervals.vectors[rows[k]]
+            vector = vectors[rows[k]]
             level += vector if changes[k] == 1 else changes[k] * vector
         higher = level > peak
         if higher.any():

@@ -74,13 +74,15 @@ def _checks(report: common.Report, every_row: bool) -> Iterator[tuple[str, str]]
 def _tables(report: common.Report) -> str:
     from ipuscope.profiler.file import records
 
+    for name in ("Body", "Program", "Variable", "Option", "Block", "Op", "Run"):
+        report.file.check(getattr(records, name))
+    program = report.file.table(records.Program)
+    parents_first = (program["parent"] < program["id"]).all()  # then it is a tree, as ours are
     rows = {
-        "program": len(report.sequence.tree),
+        "program": program.rows if parents_first else len(report.sequence.tree),
         "bodies": len(report.sequence.body_vectors[0]),
         "variables": report.file.table(records.Variable).rows,
     }
-    for name in ("Body", "Program", "Variable", "Option", "Block", "Op", "Run"):
-        report.file.check(getattr(records, name))
     empty = [name for name, number in rows.items() if not number]
     return f"nothing in {', '.join(empty)}" if empty else ""
 

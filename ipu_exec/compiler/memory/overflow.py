@@ -120,5 +120,6 @@ def _peaks(
     lives = [(one.start, one.stop, row[id(one.tile_bytes)]) for one in passing]
     start, stop, vector = np.array(lives).T
     intervals = liveness.Intervals(start, stop, vector, np.array([vectors[key] for key in row]))
-    peak, position = liveness.tile_peaks(intervals, stop.max())
+    changes = liveness.changes_of(intervals, -1, stop.max())
+    peak, position = liveness.tile_peaks(intervals.vectors, *changes)
     return always + peak, position, always

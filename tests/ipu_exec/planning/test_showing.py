@@ -51,3 +51,11 @@ def test_a_trainer_is_told_its_own_lines() -> None:
     assert "OutputMode.Final" not in ours and ours.count("outputMode") == 1  # overlap's, All
     assert 'write: Trainer(precision="16-true")' in its
     assert its.endswith("write: Trainer(strategy=IPUStrategy(training_opts=options))")
+
+
+def test_what_the_script_has_already_is_not_advised() -> None:
+    said, already = (
+        "\n".join(tuned([replace(plan(), overlaps=on)], ["run"])) for on in (False, True)
+    )
+    assert "--allow half,outputs,overlap plans\nwith half" in said
+    assert "--allow half,outputs plans\nwith half" in already and "host I/O" not in already
