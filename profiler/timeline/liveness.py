@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,12 @@ class Intervals:
     start: np.ndarray
     stop: np.ndarray
     vector: np.ndarray
-    vectors: np.ndarray
+    vectors: Any  # int64[vector, tile]; for `tile_peaks` a list of rows does
 
     @property
     def tiles(self) -> int:
         """Tiles of one IPU."""
-        return int(self.vectors.shape[1])
+        return len(self.vectors[0])
 
     def live(self, step: int) -> np.ndarray:
         """A mask of the variables live at a step."""
@@ -246,7 +247,7 @@ def tile_peaks(intervals: Intervals, steps: int) -> tuple[np.ndarray, np.ndarray
             vector = intervals.vectors[rows[k]]
             level += vector if changes[k] == 1 else changes[k] * vector
         higher = level > peak
-        if higher.any():
+        if np.count_nonzero(higher):  # several times as fast as any()
             np.copyto(peak, level, where=higher)
             np.copyto(at, now, where=higher)
     return peak, at
