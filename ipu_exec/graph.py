@@ -153,15 +153,19 @@ class Graph:
 
     def results(self, op: OpNode) -> list[int]:
         """The storages of an operator's outputs, without what it only writes to."""
-        return [self.values[value].storage for value in op.outputs if value is not None]
+        values, outputs = self.values, op.outputs
+        if len(outputs) == 1 and outputs[0] is not None:  # of nearly all
+            return [values[outputs[0]].storage]
+        return [values[value].storage for value in outputs if value is not None]
 
     def only_aliases(self, op: OpNode) -> bool:
         """Whether a call is free: every output is in an input's storage and nothing is written.
 
         That is a view (`ipu_exec.lowering.is_view`), or an operator that returned its argument.
         """
-        read = {self.values[v].storage for v in op.inputs}
-        return not op.writes and bool(read) and read.issuperset(self.results(op))
+        if op.writes or not op.inputs:
+            return False
+        return {self.values[v].storage for v in op.inputs}.issuperset(self.results(op))
 
 
 def weight_of(storage: Storage, of_others: Mapping[int, int]) -> int:

@@ -23,7 +23,7 @@ class Once:
 
     def __call__(self, make: Callable[..., T], *given: Any) -> T:
         """``make(*given)``; all but the arrays must be hashable."""
-        key = (make, *[id(one) if isinstance(one, np.ndarray) else one for one in given])
+        key = (make, *[id(one) if type(one) is np.ndarray else one for one in given])
         result: T | None = self._results.get(key)
         if result is None:
             result = self._results[key] = make(*given)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 from ipu_exec.base.context import copying_before_changes
 from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype, take_step
@@ -204,7 +205,9 @@ class _Run:
             if p.requires_grad and id(p) in updated
         }
         for name, parameter in trained.items() if self.step.accumulate else ():
-            parameter.grad = self.fakes.alike(parameter)
+            accumulator = self.fakes.alike(parameter)
+            with no_dispatch():  # torch asks both for their device, twice
+                parameter.grad = accumulator
             self.recorder.register(
                 parameter.grad, Role.ACCUMULATOR, f"{name}/accumulator", parameter
             )

@@ -36,7 +36,7 @@ class Layout:
     bytes: np.ndarray = field(compare=False, repr=False)  # over tiles
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)  # nobody changes one; to freeze it takes twice the time
 class Operand:
     """A tensor as an operator sees it: a strided view of a storage that lies on tiles."""
 

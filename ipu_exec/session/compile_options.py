@@ -38,6 +38,7 @@ def compile_options(
     popart = options._Popart
     micro_batches = int(accumulation if training else iterations)
     beside = _loads_beside(options.TensorLocations, strategy, micro_batches)
+    usual = OutputMode.Final if training else OutputMode.All
     return CompileOptions(
         training=training,
         micro_batch=micro_batch,
@@ -73,7 +74,7 @@ def compile_options(
         fully_connected=_fully_connected(popart.settings, training),
         norm_group=int(options.Training.batch_norm_replicas) if training else 1,
         estimate_unknown=bool(options.estimate_unknown_operators),
-        output_mode=_output_mode(options, training),
+        output_mode=usual if options.output_mode is OutputMode.Default else options.output_mode,
         host_io=not options.synthetic_data,
         buffering=_buffering(options),
         explicit_ir=bool(popart.settings.get("enableExplicitIR")),
@@ -142,13 +143,6 @@ def _stages_of_phases(strategy: PhasedExecution | PipelinedExecution) -> tuple[S
         StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), phases[index])
         for index, stage in enumerate(strategy.stages)
     )
-
-
-def _output_mode(options: Options, training: bool) -> OutputMode:
-    mode: OutputMode = options.output_mode
-    if mode is not OutputMode.Default:
-        return mode
-    return OutputMode.Final if training else OutputMode.All
 
 
 def _buffering(options: Options) -> int:

@@ -41,7 +41,10 @@ def warn_of_leftovers(frame: FrameType | None, model: torch.nn.Module) -> None:
         tree = ast.parse("".join(linecache.getlines(path, frame.f_globals)))
     except SyntaxError:  # a notebook's own commands
         return
-    around: list[ast.AST] = [tree, *(node for node in ast.walk(tree) if _is_around(node, line))]
+    around: list[ast.AST] = [tree]
+    for node in ast.walk(tree):
+        if getattr(node, "lineno", 0) <= line <= (getattr(node, "end_lineno", None) or -1):
+            around.append(node)
     function = max(k for k, node in enumerate(around) if not k or isinstance(node, _FUNCTIONS))
     inside = around[function:]
     scope = [inside[0], *(node for node in inside if isinstance(node, _LOOPS))][-1]
@@ -51,11 +54,6 @@ def warn_of_leftovers(frame: FrameType | None, model: torch.nn.Module) -> None:
         words = "its call runs forward, backward and update; what is left of a loop without it:"
         message = "\n".join([f"{type(model).__name__} is a training model: {words}", *lines])
         warnings.warn_explicit(message, UserWarning, path, line)
-
-
-def _is_around(node: ast.AST, line: int) -> bool:
-    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
-    return last is not None and first <= line <= last
 
 
 def _results(around: list[ast.AST], scope: ast.AST) -> set[str]:

@@ -39,7 +39,8 @@ def narrow(values: np.ndarray) -> np.ndarray:
         )
     if len(array) > MAX_LENGTH:
         raise ValueError(f"a vector may have {MAX_LENGTH} elements, not {len(array)}")
-    low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
+    ends = (np.minimum.reduce(array), np.maximum.reduce(array)) if len(array) else (0, 0)
+    low, high = map(int, ends)
     for dtype, least, most in _LIMITS:
         if least <= low and high <= most:
             return np.ascontiguousarray(array, dtype=dtype)

@@ -10,7 +10,9 @@ compares both.
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -66,12 +68,12 @@ class WholeColumns:
             if column.kind == "float":
                 continue
             if column.kind == "str":
-                texts = [text for part in parts for text in part]
-                places = {word: place for place, word in enumerate(dict.fromkeys(texts))}
+                places: dict[str, int] = defaultdict(count().__next__)
+                texts = map(places.__getitem__, chain.from_iterable(parts))
+                numbers = np.fromiter(texts, np.int64, sum(map(len, parts)))
                 text = _BETWEEN.join(places)
                 if text.count(_BETWEEN) != len(places) - 1:
                     continue  # a text has the separator in it
-                numbers = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
                 compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
                 words = compressor.compress(text.encode())
             else:

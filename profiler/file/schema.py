@@ -155,8 +155,8 @@ class View:
         return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
 
 
-def _category_rows() -> str:
-    return " UNION ALL ".join(f"SELECT {i}, '{name}'" for i, name in enumerate(records.CATEGORIES))
+_CATEGORY_ROWS = (f"SELECT {i}, '{name}'" for i, name in enumerate(records.CATEGORIES))
+_CATEGORIES = " UNION ALL ".join(_CATEGORY_ROWS)
 
 
 def _written_views() -> Iterator[View]:
@@ -171,7 +171,7 @@ def _written_views() -> Iterator[View]:
 
 VIEWS = (
     *_written_views(),
-    View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),
+    View("var_categories", "id, name", _CATEGORIES, "storage categories", vendor=True),
 )
 SELECTS = {view.name: view.select for view in VIEWS}
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import step_kind, waits_as_syncs
 
 Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
-Columns = Mapping[str, Sequence[Any]]  # of a record's rows, by name; vectors are ids
+Columns = Mapping[str, Sequence[Any]]  # of a record's rows, by name
 
 
 def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
@@ -45,33 +46,34 @@ def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def activities(steps: Iterable[records.Step], columns: Columns, earlier: Earlier) -> Iterator[Row]:
-    """Rows of `records.Activity` for steps with vectors that no earlier step has together."""
-    vectors = (columns[name] for name in ("tile_cycles", "bytes_in", "bytes_out"))
-    firsts: dict[Row, records.Step] = {}
-    for ids, step in zip(zip(*vectors, strict=True), steps, strict=True):
-        firsts.setdefault(ids, step)
-    for ids, step in firsts.items():
+_VECTORS = ("tile_cycles", "bytes_in", "bytes_out")  # of a step
+
+
+def activities(steps: Columns, columns: Columns, earlier: Earlier) -> Iterator[Row]:
+    """Rows of `records.Activity` for ``steps`` with vectors that no earlier step has together.
+
+    ``columns``: theirs, with ids of vectors.
+    """
+    firsts: dict[Row, int] = {}
+    for at, ids in enumerate(zip(*(columns[name] for name in _VECTORS), strict=True)):
+        firsts.setdefault(ids, at)
+    for ids, at in firsts.items():
         if ids not in earlier.activities:
             earlier.activities.add(ids)
-            yield *(-1 if id is None else id for id in ids), *activity(step)
+            vectors = (steps[name][at] for name in _VECTORS)
+            yield *(-1 if id is None else id for id in ids), *activity(steps["id"][at], *vectors)
 
 
-def activity(step: records.Step) -> Row:
+def activity(step: int, tile_cycles: Any, bytes_in: Any, bytes_out: Any) -> Row:
     """The columns of `records.Activity` after its key (an exchange's tiles receive or send)."""
-    received, sent = (
-        0 if of is None else int(np.sum(of)) for of in (step.bytes_in, step.bytes_out)
-    )
-    if step.tile_cycles is None:
-        return _moving_tiles(step), -1, -1, 1.0, 1.0, received, sent
-    return *work(np.asarray(step.tile_cycles)), received, sent
-
-
-def _moving_tiles(step: records.Step) -> int:
-    moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
+    received, sent = (0 if of is None else int(np.sum(of)) for of in (bytes_in, bytes_out))
+    if tile_cycles is not None:
+        return *work(np.asarray(tile_cycles)), received, sent
+    moves = [np.asarray(one) > 0 for one in (bytes_in, bytes_out) if one is not None]
     if len({len(one) for one in moves}) > 1:
-        raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
-    return int(np.logical_or.reduce(moves).sum()) if moves else 0
+        raise ValueError(f"step {step}: bytes in and out are of different numbers of tiles")
+    moving = int(np.logical_or.reduce(moves).sum()) if moves else 0
+    return moving, -1, -1, 1.0, 1.0, received, sent
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
@@ -177,14 +179,15 @@ class Earlier:
         """An independent copy to return to after an error."""
         return Earlier(*(copy(getattr(self, one.name)) for one in fields(self)))
 
-    def add(self, steps: Iterable[records.Step], bodies: Iterable[records.Body]) -> None:
+    def add(self, steps: Columns, bodies: Iterable[records.Body]) -> None:
         """Remember each IPU's first external sync, and each body's kind and number of steps.
 
         The sync of a body that waits is one of its steps.
         """
-        for step in steps:
-            if step_kind(step.type, step.purpose) == "external sync":
-                self.external_sync.setdefault(step.ipu, step.id)
+        of_steps = (steps.get(name, ()) for name in ("id", "ipu", "type", "purpose"))
+        for id, ipu, type, purpose in zip(*of_steps, strict=True):
+            if purpose == Purpose.EXTERNAL_SYNC and step_kind(type, purpose) == "external sync":
+                self.external_sync.setdefault(ipu, id)
         for body in bodies:
             of_kind = {"idle": self.waits, "external sync": self.syncs, records.BESIDE: self.beside}
             if body.kind in of_kind:
@@ -194,19 +197,21 @@ class Earlier:
 
 
 def derived(
-    of: Mapping[type[Any], list[Any]], columns: Mapping[type[Any], Columns], earlier: Earlier
+    of: Mapping[type[Any], list[Any]],
+    cells: Mapping[type[Any], Columns],
+    columns: Mapping[type[Any], Columns],
+    earlier: Earlier,
 ) -> dict[type[Any], list[Row]]:
-    """The plain rows to store beside records (or their ``columns``), by type.
+    """The plain rows to store beside records, by type; ``cells``: of their columns.
 
-    Updates ``earlier``. Those of variables (`tile_runs`) are the writer's.
+    ``columns``: the same with ids of vectors. Updates ``earlier``. Those of variables (`tile_runs`)
+    are the writer's.
     """
-    bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
-    earlier.add(program_steps, bodies)
+    bodies, steps = of.get(records.Body, []), columns.get(records.Step, {})
+    earlier.add(steps, bodies)
     of_bodies, of_patterns = body_patterns(bodies, earlier)
     tuples: dict[type[Any], list[Row]] = {
-        records.Activity: list(
-            activities(program_steps, columns[records.Step], earlier) if program_steps else ()
-        ),
+        records.Activity: list(activities(cells[records.Step], steps, earlier) if steps else ()),
         records.BodyPattern: of_bodies,
         records.PatternStep: of_patterns,
         records.Task: [],
@@ -215,12 +220,12 @@ def derived(
     for trace in of.get(records.Trace, ()):
         added = tasks(trace, earlier)
         tuples[records.Task] += added
-        _, _, first, steps = added[-1][:4] if added else (0, 0, 0, 0)
-        earlier.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps
+        executed = sum(added[-1][2:4]) if added else 0  # steps before the last task, and its own
+        earlier.traces[trace.id] = trace.iterations, trace.iteration_cycles, executed
     for run in of.get(records.Run, ()):
-        iterations, cycles, steps = earlier.traces.get(run.trace, (0, 0, 0))
+        iterations, cycles, executed = earlier.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
-            begun = earlier.executed + i * steps, run.cycle_start + i * cycles
+            begun = earlier.executed + i * executed, run.cycle_start + i * cycles
             tuples[records.Iteration].append((run.id, i, run.trace, *map(int, begun)))
-        earlier.executed += iterations * steps
+        earlier.executed += iterations * executed
     return tuples

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import operator
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -151,24 +152,22 @@ class ProfileWriter:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds as one transaction: all of them or, after an error, none."""
-        added, earlier = list(rows), self._earlier.copy()
+        """Store records of any kinds, or `records.Rows`, as one transaction: or none."""
         by_type: dict[type[Any], list[Any]] = {}
-        for row in added:
+        for row in rows:
             by_type.setdefault(type(row), []).append(row)
-        for kind in by_type:
-            if kind not in records.TABLES:
-                raise TypeError(
-                    f"{kind.__name__} is not a record of ipuscope.profiler.file.records"
-                )
-        _check_steps(by_type)
+        tables = [table for kind, group in by_type.items() for table in _tables(kind, group)]
+        cells, earlier = dict(tables), self._earlier.copy()
+        if len(cells) < len(tables):
+            raise ValueError("rows of one record come in several records.Rows")
+        _check_steps(cells)
         vectors = _VectorBatch(self._vectors, self._compressor)
-        columns = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
-        contents = [row.tile_bytes for row in by_type.get(records.Variable, ())]
-        runs = dict(zip(vectors.ids(contents), contents, strict=True))
+        columns = {kind: _prepare(kind, of_record, vectors) for kind, of_record in cells.items()}
+        on_tiles = (of.get(records.Variable, {}).get("tile_bytes", ()) for of in (columns, cells))
+        runs = dict(zip(*on_tiles, strict=True))
         tuples: dict[type[Any], list[sql_rows.Row]] = {}
         if self._plain_rows:
-            tuples = sql_rows.derived(by_type, columns, earlier)
+            tuples = sql_rows.derived(by_type, cells, columns, earlier)
             fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
             tuples[records.TileRun] = list(sql_rows.tile_runs(fresh))
         with self._errors(), self._transaction():
@@ -186,13 +185,12 @@ class ProfileWriter:
 
     def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert rows, many by each statement: SQLite takes a lock for every one."""
-        columns, left = sum(column.stored for column in schema.columns(kind)), iter(rows)
+        columns = sum(column.stored for column in schema.columns(kind))
+        most, left = _MOST_VALUES // columns * columns, chain.from_iterable(rows)
         row = f"({', '.join('?' * columns)})"
-        batches = iter(lambda: list(islice(left, _MOST_VALUES // columns)), [])
-        for count, same in groupby(batches, key=len):
-            values = (tuple(chain.from_iterable(batch)) for batch in same)
-            insert = f"INSERT INTO {schema.stored_in(kind)} VALUES {', '.join([row] * count)}"
-            self._connection.executemany(insert, values)
+        for count, values in groupby(iter(lambda: tuple(islice(left, most)), ()), key=len):
+            insert = f"INSERT INTO {schema.stored_in(kind)} VALUES "
+            self._connection.executemany(insert + ", ".join([row] * (count // columns)), values)
 
     def publish(self) -> Path:
         """Put what was added so far at ``path``, complete, in one rename; more rows may follow.
@@ -206,10 +204,12 @@ class ProfileWriter:
         with self._errors():
             try:
                 _remove(copy)
+                if not self._is_own_partial():
+                    raise FileNotFoundError(self.partial)
+                shutil.copyfile(self.partial, copy)
                 target = sqlite3.connect(copy, isolation_level=None)
                 try:
                     target.execute("PRAGMA synchronous = OFF")
-                    self._connection.backup(target)
                     target.execute("BEGIN")
                     self._whole.store(target)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
@@ -226,7 +226,8 @@ class ProfileWriter:
             except BaseException:
                 _remove(copy)
                 raise
-        _fsync_directory(self.path.parent)
+        with suppress(OSError):  # the profile exists even where no directory can be synchronised
+            _fsync(self.path.parent)
         self._published = True
         return self.path
 
@@ -311,17 +312,31 @@ class _VectorBatch:
         return number
 
 
-def _check_steps(rows: dict[type[Any], list[Any]]) -> None:
+def _tables(kind: type[Any], rows: Sequence[Any]) -> list[tuple[type[Any], sql_rows.Columns]]:
+    """Rows of one type as the columns of their record's table."""
+    if kind is records.Rows:
+        return [(one.of, one.columns) for one in rows]
+    if kind not in records.TABLES:
+        raise TypeError(f"{kind.__name__} is not a record of ipuscope.profiler.file.records")
+    names = [column.name for column in schema.columns(kind)]
+    return [(kind, {name: list(map(operator.attrgetter(name), rows)) for name in names})]
+
+
+def _check_steps(cells: Mapping[type[Any], sql_rows.Columns]) -> None:
     """Raise ValueError unless each step is like its program, where alone its texts are stored."""
-    programs = {row.id: (row.type, row.name) for row in rows.get(records.Program, ())}
-    for step in rows.get(records.Step, ()):
-        if programs.get(step.program) != (step.type, step.name):
-            raise ValueError(
-                f"step {step.id}: add it with its program, which has the same type and name"
-            )
+    programs, steps = cells.get(records.Program, {}), cells.get(records.Step)
+    if steps is not None:
+        of_programs = zip(*(programs.get(name, ()) for name in ("type", "name")), strict=True)
+        texts = dict(zip(programs.get("id", ()), of_programs, strict=True))
+        own = zip(steps["type"], steps["name"], strict=True)
+        for id, program, of_step in zip(steps["id"], steps["program"], own, strict=True):
+            if texts.get(program) != of_step:
+                raise ValueError(
+                    f"step {id}: add it with its program, which has the same type and name"
+                )
 
 
-def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> sql_rows.Columns:
+def _prepare(record: type[Any], cells: sql_rows.Columns, vectors: _VectorBatch) -> sql_rows.Columns:
     """Columns for SQLite, by name: numpy scalars as plain numbers, vectors as ids."""
     converters: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
         "int": partial(_numbers, int, operator.index),
@@ -331,9 +346,8 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> sql_r
     named = {}
     for column in schema.columns(record):
         convert = converters.get(column.kind) or partial(vectors.ids, optional=column.optional)
-        values = list(map(operator.attrgetter(column.name), rows))
         try:
-            named[column.name] = convert(values)
+            named[column.name] = convert(cells[column.name])
         except (TypeError, ValueError) as error:
             raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
     return named
@@ -347,10 +361,12 @@ def _texts(values: Sequence[Any]) -> Sequence[str]:
     kinds = set(map(type, values))
     if kinds <= {str}:
         return values
-    for value in values:
+    words = {id(value): value for value in values}  # of an enum few
+    for value in words.values():
         if not isinstance(value, str):
             raise TypeError(f"{value!r} is not text")
-    return list(map(str, values))  # an enum's word
+    words = {key: str(value) for key, value in words.items()}
+    return list(map(words.__getitem__, map(id, values)))
 
 
 def _remove(path: Path) -> None:
@@ -359,15 +375,8 @@ def _remove(path: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _fsync_directory(path: Path) -> None:
-    """Make the rename durable where the system allows it; the profile exists either way."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -7,8 +7,9 @@ equal states, which are summed once. Pieces bound the memory however long the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,12 @@ class Intervals:
     start: np.ndarray
     stop: np.ndarray
     vector: np.ndarray
-    vectors: np.ndarray
+    vectors: Any  # int64[vector, tile]; for `tile_peaks` a list of rows does
 
     @property
     def tiles(self) -> int:
         """Tiles of one IPU."""
-        return int(self.vectors.shape[1])
+        return len(self.vectors[0])
 
     def live(self, step: int) -> np.ndarray:
         """A mask of the variables live at a step."""
@@ -221,7 +222,10 @@ def fullest_of_steps(
 
 
 def tile_peaks(
-    vectors: np.ndarray, step: np.ndarray, row: np.ndarray, change: np.ndarray
+    vectors: np.ndarray | Sequence[np.ndarray],
+    step: np.ndarray,
+    row: np.ndarray,
+    change: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The most bytes on each tile, and the first step that has them, by the `changes_of` intervals.
 
@@ -236,13 +240,13 @@ def tile_peaks(
     state, row, change = _merged(np.searchsorted(ends, np.arange(len(step))), row, change)
     begin = np.searchsorted(state, np.arange(len(ends) + 1)).tolist()
     rows, changes = row.tolist(), change.tolist()
-    level, peak, at = (np.zeros(vectors.shape[1], dtype=np.int64) for _ in range(3))
+    level, peak, at = (np.zeros(len(vectors[0]), dtype=np.int64) for _ in range(3))
     for number, now in enumerate(step[ends].tolist()):
         for k in range(begin[number], begin[number + 1]):
             vector = vectors[rows[k]]
             level += vector if changes[k] == 1 else changes[k] * vector
         higher = level > peak
-        if higher.any():
+        if np.count_nonzero(higher):  # several times as fast as any()
             np.copyto(peak, level, where=higher)
             np.copyto(at, now, where=higher)
     return peak, at

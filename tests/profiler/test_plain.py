@@ -142,11 +142,8 @@ def test_waits_become_syncs_by_hand():
 
 
 def test_activity_of_a_step_by_hand():
-    def one(**columns):
-        step = records.Step(0, 0, 0, 0, 0, 0, "OnTileExecute", "", 100, 0, None, None, None)
-        for name, value in columns.items():
-            setattr(step, name, np.array(value))
-        return sql_rows.activity(step)
+    def one(tile_cycles=None, bytes_in=None, bytes_out=None):
+        return sql_rows.activity(0, tile_cycles, bytes_in, bytes_out)
 
     assert one(tile_cycles=[0, 40, 80, 0]) == (2, 40, 80, 30 / 80, 60 / 80, 0, 0)
     assert one(tile_cycles=[0, 0]) == (0, 0, 0, 1.0, 1.0, 0, 0)

@@ -181,15 +181,12 @@ class _Expansion:
         for theirs, own in zip(like.inputs, one.inputs, strict=True):
             copy.values[theirs] = self._value(own, self.all)
             copy.storages[self.graph.values[theirs].storage] = self._storage_of(own)
-        self._own_state(copy, f"{like.place.path}.", copy.rename)
-        return copy
-
-    def _own_state(self, copy: _Copy, prefix: str, rename: Callable[[str], str]) -> None:
-        """Map the like's weights, and their tensors, to those of the same name in this layer."""
+        prefix = f"{like.place.path}."
         if prefix not in self.state_in:
             self.state_in[prefix] = [name for name in self.state if name.startswith(prefix)]
-        for name in self.state_in[prefix]:
-            self._stands_for(copy, self.state[name], self.state[rename(name)])
+        for name in self.state_in[prefix]:  # stands for what has the same name in this layer
+            self._stands_for(copy, self.state[name], self.state[copy.rename(name)])
+        return copy
 
     def _stands_for(self, copy: _Copy, theirs: int, own: int) -> None:
         copy.storages[theirs] = self.all.storages[own]
@@ -304,7 +301,9 @@ class _Expansion:
             copy.storages[number] = self._storage(number, self.all)
             return copy.storages[number]
         old = self.graph.storages[number]
-        new_id = self._next_storage(number)
+        new_id = number  # a storage from before the first operator keeps its own
+        if self.made_at[number] >= self.registered:
+            new_id, self.storages = self.storages, self.storages + 1
         copy.storages[number] = new_id
         parameter = self._storage(old.parameter, copy) if old.parameter >= 0 else -1
         self.new.storages[new_id] = Storage(
@@ -313,13 +312,6 @@ class _Expansion:
         if number in self.graph.checkpoints:
             self.new.checkpoints.add(new_id)
         return new_id
-
-    def _next_storage(self, number: int) -> int:
-        """The next storage's number; a storage from before the first operator keeps its own."""
-        if self.made_at[number] < self.registered:
-            return number
-        self.storages += 1
-        return self.storages - 1
 
 
 def _renamed(like: Any, own: Any) -> Callable[[str], str]:

@@ -71,7 +71,7 @@ class ProgramStep:
     tensor: int = -1  # storage that it moves; -1: none, or several
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
-    def in_operator(self, op: int, name: str, plan: Plan, part: int) -> ProgramStep:
+    def in_operator(self, op: int, name: str, plan: Plan | None, part: int) -> ProgramStep:
         """This step as step ``part`` of an operator's plan (``replace`` is ten times slower)."""
         return ProgramStep(
             self.type,
@@ -92,7 +92,7 @@ class ProgramStep:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as are tens of thousands of these
 class Use:
     """Something in tile memory from step ``first`` to step ``last`` of a body, inclusive."""
 

@@ -60,8 +60,9 @@ class BodyBuilder:
         last = self.last if last is None else last
         first = last if first is None else first
         for storage in storages:
-            old = self.touched.get(storage, (first, last))
-            self.touched[storage] = (min(old[0], first), max(old[1], last))
+            old = self.touched.get(storage)
+            span = (first, last) if old is None else (min(old[0], first), max(old[1], last))
+            self.touched[storage] = span
 
     def hold(self, use: Use) -> None:
         """Keep a variable in tile memory over the steps that ``use`` names."""
@@ -69,9 +70,9 @@ class BodyBuilder:
 
     def assign(self, first: int, op: int) -> None:
         """Assign the steps from ``first`` on that have no operator to one, and so to its Block."""
-        for position in range(first, len(self.steps)):
-            if self.steps[position].op < 0:
-                self.steps[position] = replace(self.steps[position], op=op)
+        for position, step in enumerate(self.steps[first:], first):
+            if step.op < 0:
+                self.steps[position] = step.in_operator(op, step.name, step.plan, step.part)
 
     def build(self) -> Body:
         """The finished body."""

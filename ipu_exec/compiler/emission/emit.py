@@ -104,19 +104,14 @@ class _Emitter:
             direction = Direction.FORWARD if forward else Direction.BACKWARD
             if position == 0 or bodies[position - 1].stage != body.stage:
                 enter = phased.enter(direction, body.stage)
-                for storage in self._gathered(
-                    self._ops_of(direction, body.stage), direction, body.stage
-                ):
+                again = () if forward else self.residency.again[body.stage]
+                ops = [*again, *self._ops(direction, body.stage)]
+                for storage in self._gathered(ops, direction, body.stage):
                     self._bring(storage, body.stage, enter)
                 yield enter
             yield body
             if position + 1 == len(bodies) or bodies[position + 1].stage != body.stage:
                 yield phased.leave(direction, body.stage)
-
-    def _ops_of(self, direction: str, stage: int) -> list[OpNode]:
-        """The operators of a direction, including those that its backward recomputes."""
-        again = self.residency.again[stage] if direction == Direction.BACKWARD else ()
-        return [*again, *self._ops(direction, stage)]
 
     def _syncs(self) -> list[BodyBuilder]:
         """Add the syncs with the other IPUs at the end of a pipeline cycle."""
@@ -218,7 +213,9 @@ class _Emitter:
     def _phase(self, direction: str, stage: int, body: BodyBuilder, traffic: Traffic) -> None:
         """A stage's operators in phased execution, with loads and receives before, stores after."""
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
-        late = self._late(traffic)
+        # accumulators are loaded right before use unless groups of IPUs alternate
+        at_use = () if self.parallel else traffic.load
+        late = {s for s in at_use if self.graph.storages[s].role == Role.ACCUMULATOR}
         first = [storage for storage in traffic.load if storage not in late]
         self.transfers.remote(first, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
         self.loads[body.task, stage] = body.cycles
@@ -237,13 +234,6 @@ class _Emitter:
         before = body.cycles
         self.transfers.remote(traffic.store, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         self.stores[body.task, stage] = body.cycles - before
-
-    def _late(self, traffic: Traffic) -> set[int]:
-        """The accumulators of a phase, loaded right before use unless groups of IPUs alternate."""
-        if self.parallel:
-            return set()
-        storages = self.graph.storages
-        return {s for s in traffic.load if storages[s].role == Role.ACCUMULATOR}
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
         """Sharded weights that a phase reads; none if a backward follows its forward directly."""
@@ -359,10 +349,12 @@ class PipelinedPhases:
     def hold_for_receivers(self, bodies: Sequence[BodyBuilder]) -> None:
         """Keep the results that other stages of the phase fetch until they do."""
         farthest: dict[tuple[str, int, int], int] = {}  # direction, stage, storage -> stages away
+        phases = self.placement.phases
         for (direction, stage), traffic in self.traffic.items():
             for storage in traffic.receive:
                 source = self._source(storage)
-                if self._fetched_from(source, stage) and storage not in traffic.load:
+                fetched = source >= 0 and phases[source] == phases[stage]
+                if fetched and storage not in traffic.load:
                     key = (direction, source, storage)
                     farthest[key] = max(farthest.get(key, 0), abs(stage - source))
         of_stage: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -378,10 +370,6 @@ class PipelinedPhases:
     def _source(self, storage: int) -> int:
         maker = self.mapping.makers.get(storage)
         return -1 if maker is None else self.placement.op_stage[maker]
-
-    def _fetched_from(self, source: int, stage: int) -> bool:
-        phases = self.placement.phases
-        return source >= 0 and phases[source] == phases[stage]
 
     def _hold(self, storage: int, far: int, body: BodyBuilder, first: bool) -> None:
         """Hold a result in a micro-batch's ``first`` body until fetched, longer if far away."""

@@ -27,8 +27,9 @@ def makers(graph: Graph) -> dict[int, int]:
     """The operator that creates each storage, by storage."""
     first_makers: dict[int, int] = {}
     for op in graph.ops:
-        for storage in graph.results(op):
-            first_makers.setdefault(storage, op.id)
+        for value in op.outputs:
+            if value is not None:
+                first_makers.setdefault(graph.values[value].storage, op.id)
     return first_makers
 
 

@@ -231,12 +231,13 @@ class CodeOfIpu:
     def _control(self) -> None:
         """Add the control code: one variable for all that the same Blocks run, one for the rest."""
         of_blocks: dict[tuple[int, ...], np.ndarray] = {}
+        nothing = np.zeros_like(self.control)
         for key, nbytes in self.control_of.items():
             users = tuple(sorted(self.shared.blocks[key]))
             if -1 in users:  # an operator outside all Blocks runs it, too
                 self.control += nbytes
             else:
-                of_blocks[users] = of_blocks.get(users, np.zeros_like(self.control)) + nbytes
+                of_blocks[users] = of_blocks.get(users, nothing) + nbytes
         self.add("control code", self.control + self.calls, category="controlCode")
         for users, nbytes in sorted(of_blocks.items()):
             name = self.graph.blocks[users[0]].name if len(users) == 1 else f"{len(users)} Blocks"
@@ -256,9 +257,8 @@ class CodeOfIpu:
         if first != step_id:
             return
         for vertices in step.vertices:
-            nowhere = np.zeros_like(self.control, bool)
-            before = self.on_tile.get(vertices.type, nowhere)
-            self.on_tile[vertices.type] = before | (vertices.count > 0)
+            here, before = vertices.count > 0, self.on_tile.get(vertices.type)
+            self.on_tile[vertices.type] = here if before is None else before | here
         sizes = self._sizes(key, step)
         if step.plan is not None:
             self.control_of[key] = sizes.control
@@ -301,10 +301,15 @@ class CodeOfIpu:
         return [number for number in added if number is not None]
 
 
+def _vertex_count(step: ProgramStep) -> np.ndarray:
+    first, *others = (vertices.count for vertices in step.vertices)
+    return sum(others, first)
+
+
 def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
     """The name, category and bytes on each tile of each piece of a step's code."""
     if step.vertices:
-        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        count = _vertex_count(step)
         yield "vertex state", "vertexInstanceState", count * STATE_BYTES
         yield "vertex fields", "vertexFieldData", count * FIELD_BYTES
     if step.bytes_in is None or step.bytes_out is None:
@@ -392,7 +397,7 @@ def _digest(step: Step) -> int:
 def _control_instructions(step: ProgramStep) -> np.ndarray | int:
     """Control instructions of one step on each tile."""
     if step.vertices:
-        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        count = _vertex_count(step)
         return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
     if step.bytes_in is None or step.bytes_out is None:
         return 0  # a sync belongs to the exchange after it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ipu_exec.compiler.emission.bodies import Body, ProgramTree
-from ipu_exec.compiler.placement.place import Placement, Transfer
+from ipu_exec.compiler.placement.place import Placement
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.timeline import schedule_types
 
@@ -58,8 +58,9 @@ class Lifetimes:
             again = copied is not None and copied[0] > intervals[-1][1]
             return [*intervals, copied] if copied and again else intervals
         if copied:
-            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
-            index = -1 if sent_late else 0
+            of_stage = (t for t in self.placement.transfers if t.source == stage)
+            sent = next((t.direction for t in of_stage if t.storage == storage), Direction.FORWARD)
+            index = -1 if sent == Direction.BACKWARD else 0
             intervals[index] = (intervals[index][0], max(intervals[index][1], copied[1]))
         return intervals
 
@@ -89,7 +90,7 @@ class Lifetimes:
     def _arrives(self, storage: int, stage: int) -> bool:
         """Whether it comes from another stage; phases receive at their beginning."""
         return not self.placement.phases and any(
-            t.storage == storage and t.source != stage and stage in _reached(t)
+            t.storage == storage and (t.source < stage <= t.target or t.source > stage >= t.target)
             for t in self.placement.transfers
         )
 
@@ -115,18 +116,6 @@ class Lifetimes:
                 key = "turn" if stays and part != Direction.UPDATE else part
             spans[key] = _union(spans.get(key), span)
         return list(spans.values())
-
-
-def _reached(transfer: Transfer) -> range:
-    source, target = transfer.source, transfer.target
-    return range(source, target + 1) if target > source else range(target, source + 1)
-
-
-def _direction(placement: Placement, storage: int, stage: int) -> str:
-    return next(
-        (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
-        Direction.FORWARD,
-    )
 
 
 def _union(a: Span | None, b: Span) -> Span:

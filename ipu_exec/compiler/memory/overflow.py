@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +45,16 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
     return per_ipu
 
 
-def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
+def tile_rows(tiles: list[TileBytes], target: Target) -> records.Rows:
     """The profile's rows for the tiles of all IPUs."""
-    for one in tiles:
-        over = np.maximum(one.total - target.bytes_per_tile, 0)
-        columns = (one.total, one.used, one.always, over)
-        for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            yield records.TileMemory(one.ipu, tile, *values)
+    ipus = np.repeat([one.ipu for one in tiles], target.tiles)
+    numbers = np.tile(np.arange(target.tiles), len(tiles))
+    of_tiles = [(one.total, one.used, one.always) for one in tiles]
+    total, used, always = map(np.concatenate, zip(*of_tiles, strict=True))
+    over = np.maximum(total - target.bytes_per_tile, 0)
+    columns = (column.tolist() for column in (ipus, numbers, total, used, always, over))
+    names = records.TileMemory.__slots__
+    return records.Rows(records.TileMemory, dict(zip(names, columns, strict=True)))
 
 
 def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
@@ -119,7 +122,7 @@ def _peaks(
     row = {key: at for at, key in enumerate(dict.fromkeys(id(v.tile_bytes) for v in passing))}
     lives = [(one.start, one.stop, row[id(one.tile_bytes)]) for one in passing]
     start, stop, vector = np.array(lives).T
-    intervals = liveness.Intervals(start, stop, vector, np.array([vectors[key] for key in row]))
+    intervals = liveness.Intervals(start, stop, vector, [vectors[key] for key in row])
     changes = liveness.changes_of(intervals, -1, stop.max())
     peak, position = liveness.tile_peaks(intervals.vectors, *changes)
     return always + peak, position, always

@@ -6,9 +6,9 @@ Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class TileMemory:
     """One replica's variables, IPU by IPU with ids from 0, their uses by operators, shared code."""
 
     variables: list[records.Variable]
-    uses: list[records.Use]
+    uses: records.Rows
     code: Code
 
 
@@ -40,7 +40,7 @@ def tile_memory(
 ) -> TileMemory:
     """Run the pass. ``machines`` has one machine per IPU."""
     variables: list[records.Variable] = []
-    uses: set[tuple[int, int]] = set()
+    uses: dict[int, set[int]] = {}
     shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
     shared.read(tree.bodies)
     ops: dict[int, set[int]] = {ipu: set() for ipu in range(placement.num_ipus)}
@@ -56,12 +56,17 @@ def tile_memory(
         maker.temporaries()
         maker.buffers()
         maker.program(shared)
-        uses.update((v.op, v.id) for v in variables[first:] if v.op in ops[ipu])
+        for variable in variables[first:]:
+            if variable.op in ops[ipu]:
+                uses[variable.op].add(variable.id)
         of_ipu = variables[begin:]
         for variable, name in zip(of_ipu, unique(one.name for one in of_ipu), strict=True):
             variable.name = name  # programs that read profiles key bytes by it
-    rows = [records.Use(op, variable) for op, variable in sorted(uses)]
-    return TileMemory(variables, rows, shared.code())
+    columns: dict[str, list[int]] = {"op": [], "variable": []}
+    for op_id, of_op in sorted(uses.items()):
+        columns["op"] += repeat(op_id, len(of_op))
+        columns["variable"] += sorted(of_op)
+    return TileMemory(variables, records.Rows(records.Use, columns), shared.code())
 
 
 def _first_positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
@@ -219,15 +224,14 @@ class _Maker:
                         and dies.stop == end + 1
                     )
                     if overlaid and np.array_equal(dies.tile_bytes, output.tile_bytes):
-                        self.variables[index] = replace(dies, stop=end)
+                        dies.stop = end
                         break
 
-    def uses(self, ops: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """(operator, variable) of the tensors that operators of this IPU read or write."""
+    def uses(self, ops: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
+        """Operators of this IPU, each with the variables of the tensors that it reads or writes."""
         for op in map(self.graph.ops.__getitem__, ops):
-            for value in (*op.inputs, *op.outputs):
-                for variable in () if value is None else self._of_value(value):
-                    yield op.id, variable
+            values = [value for value in (*op.inputs, *op.outputs) if value is not None]
+            yield op.id, set(chain.from_iterable(map(self._of_value, values)))
 
     def _of_value(self, value: int) -> Sequence[int]:
         """The ids of a value's variables."""
@@ -293,7 +297,7 @@ class _Maker:
                 result = self.variables[index]
                 begins_here = result.start == end and result.stop > end + 1
                 if begins_here and np.all(result.tile_bytes <= use.tile_bytes):
-                    self.variables[index] = replace(result, start=end + 1)
+                    result.start = end + 1
 
     def buffers(self) -> None:
         """Add host streams' buffers, always live (docs/memory-model.md#contents-of-a-tile)."""

@@ -42,6 +42,7 @@ class Shard:
     elements: np.ndarray  # over tiles
     key: tuple[object, ...]
     of_elements: int  # those of the whole tensor
+    size: int  # elements over all tiles
     once: Once = field(compare=False, repr=False)
 
     @classmethod
@@ -50,18 +51,13 @@ class Shard:
         elements = once(np.floor_divide, whole.bytes, ITEM_BYTES[weight.dtype])
         key = ("shard", 0, replicas, whole.key)
         part = once(ceil_div, elements, replicas)
-        return cls(weight.id, whole, part, key, weight.elements, once)
+        return cls(weight.id, whole, part, key, weight.elements, once(total, part), once)
 
     def of_slice(self, elements: int) -> Shard:
         """One replica's part of a slice of so many elements (a serialised product's gradient)."""
         share = ceil_div(self.elements * elements, self.of_elements)
         key = (*self.key, elements) if elements < self.of_elements else self.key
-        return replace(self, elements=share, key=key, of_elements=elements)
-
-    @property
-    def size(self) -> int:
-        """Elements over all tiles."""
-        return self.once(total, self.elements)
+        return replace(self, elements=share, key=key, of_elements=elements, size=total(share))
 
     def layout(self, dtype: str) -> Layout:
         """The layout of the part, for elements of ``dtype``."""

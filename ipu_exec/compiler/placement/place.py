@@ -110,7 +110,9 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
         check_phases(graph, placement)
     attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
     check_pod(attached, options)
-    check_process(attached, options)
+    of_process = attached * options.replicas // options.instances
+    if of_process > IPUS_OF_A_PROCESS:
+        warn_of_ipus(of_process)
     if pipelined and not phased:
         name = "Training.gradientAccumulation" if options.training else "deviceIterations"
         check_depth(len(stages), options.micro_batches, options.training, name)
@@ -127,13 +129,6 @@ def check_pod(attached: int, options: CompileOptions) -> None:
             f" = {total} IPUs, and the largest system has {MAX_IPUS}. Take fewer shards, stages or"
             " replicas"
         )
-
-
-def check_process(attached: int, options: CompileOptions) -> None:
-    """Warn if a process has more IPUs than PopTorch allows."""
-    total = attached * options.replicas // options.instances
-    if total > IPUS_OF_A_PROCESS:
-        warn_of_ipus(total)
 
 
 @cache

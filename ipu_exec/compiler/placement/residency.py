@@ -236,8 +236,7 @@ def _updates(
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
         in_parts = weight in places.updated_in_parts
         for op in of_weight:
-            on_chip = not away & {graph.values[v].storage for v in op.inputs}
-            if op.id in shared and on_chip:
+            if op.id in shared and not away & {graph.values[v].storage for v in op.inputs}:
                 ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), in_parts, frozenset(), True)
         of_weight = [op for op in of_weight if op.id not in ahead]
         read_away = tuple(s for s in read if s in away)

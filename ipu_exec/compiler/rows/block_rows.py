@@ -19,10 +19,11 @@ _DIRECTION = {
 }
 
 
-def is_copy_of_weight(place: place.Placement, variable: records.Variable) -> bool:
-    """Whether it is another stage's copy of a tied weight: each weight counts once."""
-    home = place.home.get(variable.tensor, variable.stage)
-    return variable.role == Role.WEIGHT and home != variable.stage
+def is_weight_at_home(place: place.Placement, variable: records.Variable) -> bool:
+    """Whether it is a weight, and not another stage's copy of a tied one: each counts once."""
+    if variable.role != Role.WEIGHT:
+        return False
+    return place.home.get(variable.tensor, variable.stage) == variable.stage
 
 
 def block_rows(executable: Executable) -> list[records.Block]:
@@ -32,11 +33,11 @@ def block_rows(executable: Executable) -> list[records.Block]:
     cycles = _cycles(executable, stage_of)
     weights: Counter[int] = Counter()
     for variable in executable.variables:
-        if variable.role == Role.WEIGHT and not is_copy_of_weight(executable.placement, variable):
+        if is_weight_at_home(executable.placement, variable):
             weights[variable.block] += variable.bytes
     # What would cross each cut: placed as if every Block were a stage on its own IPU.
     each = [place.StagePlace(block.id, (block.name,)) for block in graph.blocks]
-    apart = replace(graph, ops=list(graph.ops))
+    apart = replace(graph, ops=[op for op in graph.ops if op.direction != Direction.UPDATE])
     place.accumulate_where_made(apart, each, False)
     alone = place.place(apart, each, False)
     inputs = _input_bytes(graph)
@@ -66,15 +67,17 @@ def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[i
     cycles: Counter[tuple[int, str]] = Counter()
     for body in executable.tree.bodies:
         direction = _DIRECTION.get(body.task, Direction.UPDATE)
+        of_ops: Counter[int] = Counter()
         for step, times in zip(body.steps, body.times.tolist(), strict=True):
-            if step.op < 0:
-                continue
-            block = graph.ops[step.op].block
+            of_ops[step.op] += step.cycles * times
+        of_ops.pop(-1, 0)
+        for op, spent in of_ops.items():
+            block = graph.ops[op].block
             if direction == Direction.UPDATE:
-                block = updated.get(step.op, block)
+                block = updated.get(op, block)
             stranger = body.stage >= 0 <= block and stage_of[graph.blocks[block].name] != body.stage
             if not stranger:
-                cycles[block, direction] += step.cycles * times
+                cycles[block, direction] += spent
     return cycles
 
 

@@ -182,7 +182,8 @@ def _recomputation(executable: Executable) -> dict[str, list[Any]]:
     graph = executable.graph
     setting = executable.options.recomputation
     kind = asked_for(setting, executable.placement.pipelined) or Recomputation.PIPELINE
-    ops = [op for op in graph.ops if not graph.only_aliases(op)]
-    forward = [op for op in ops if op.direction == Direction.FORWARD]
-    backward = [op for op in ops if op.direction == Direction.BACKWARD]
+    forward, backward = (
+        [op for op in graph.ops if op.direction == direction and not graph.only_aliases(op)]
+        for direction in (Direction.FORWARD, Direction.BACKWARD)
+    )
     return by_block(graph, forward, backward, kind, executable.tree.op_cycles)

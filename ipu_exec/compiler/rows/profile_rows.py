@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from ipu_exec.compiler.emission.bodies import Body, ProgramStep
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.memory import overflow
-from ipu_exec.compiler.rows.block_rows import block_rows, is_copy_of_weight, update_blocks
+from ipu_exec.compiler.rows.block_rows import block_rows, is_weight_at_home, update_blocks
 from ipu_exec.lowering import popart_name, vertex_info
 from ipu_exec.lowering.vertices import STATE_BYTES
 from ipuscope.profiler.enums import Direction, PipelinePhase, Role
@@ -22,11 +24,15 @@ from ipuscope.profiler.unique_names import popart_names
 def rows(executable: Executable) -> Iterator[list[Any]]:
     """All rows of the profile but its runs, in batches in the order in which they are written."""
     timeline = executable.timeline
-    yield [target_row(executable), *option_rows(executable)]
+    settings = sorted(executable.settings.items())
+    yield [
+        target_row(executable),
+        *(records.Option(name, json.dumps(value)) for name, value in settings),
+    ]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]
-    yield program_rows(executable)
-    yield [*executable.variables, *executable.memory.uses]
-    yield list(overflow.tile_rows(executable.tile_bytes, executable.target))
+    yield _ProgramRows(executable).rows()
+    yield [*executable.variables, executable.memory.uses]
+    yield [overflow.tile_rows(executable.tile_bytes, executable.target)]
     yield [*timeline.bodies, timeline.trace, *timeline.pipeline_cycles]
 
 
@@ -48,12 +54,6 @@ def target_row(executable: Executable) -> records.Target:
     )
 
 
-def option_rows(executable: Executable) -> list[records.Option]:
-    """The user's options, sorted by name."""
-    settings = sorted(executable.settings.items())
-    return [records.Option(name, json.dumps(value)) for name, value in settings]
-
-
 def stage_rows(executable: Executable) -> list[records.Stage]:
     """Cycles and bytes of each forward stage."""
     graph, placement, tree = executable.graph, executable.placement, executable.tree
@@ -67,7 +67,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
     cuts = placement.cut_bytes(graph, Direction.FORWARD)
     total: Counter[tuple[int, str]] = Counter()
     for variable in executable.variables:
-        if not is_copy_of_weight(placement, variable):
+        if variable.role == Role.STASH or is_weight_at_home(placement, variable):
             total[variable.stage, variable.role] += variable.bytes
 
     def row(stage: int, ipu: int) -> records.Stage:
@@ -120,20 +120,17 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
         )
 
 
-# -- program rows ---
-# The profile's rows of the program: its tree, the steps at the leaves, compute sets, vertices.
+_SAME = [name for name in records.Step.__slots__ if name in ProgramStep.__slots__]
 
 
-def program_rows(executable: Executable) -> list[Any]:
+class _ProgramRows:
     """The program tree, its leaves' steps, and the compute sets with their vertices."""
-    return _Rows(executable).rows()
 
-
-class _Rows:
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.nodes = _Nodes()
-        self.steps: list[Any] = []
+        self.steps: dict[str, list[Any]] = {name: [] for name in records.Step.__slots__}
+        self.others: list[Any] = []
         self.vertex_types: dict[str, int] = {}
         self.compute_sets: dict[int, int] = {}  # by the first step that runs their code
         self.positions = dict.fromkeys(range(executable.placement.num_ipus), 0)
@@ -156,57 +153,47 @@ class _Rows:
             records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES)
             for name, kind in self.vertex_types.items()
         ]
-        return [*nodes.rows, *self.steps, *types]
+        return [nodes.rows(), records.Rows(records.Step, self.steps), *self.others, *types]
 
     def _body(self, index: int, body: Body, parent: int) -> None:
-        """A sequence for the body, in it one for each operator, with Repeats for their loops."""
-        node = self.nodes.add(parent, records.SEQUENCE, body.name)
-        group, group_op = node, -1
+        ids, first = self.executable.tree.step_ids[index], self.executable.memory.code.first
+        codes, count, position = list(map(first.get, ids, ids)), len(ids), self.positions[body.ipu]
+        self.positions[body.ipu] += count
+        columns = {name: map(attrgetter(name), body.steps) for name in _SAME} | {
+            "id": ids,
+            "ipu": repeat(body.ipu, count),
+            "position": range(position, position + count),
+            "program": self._leaves(body, parent),
+            "body": repeat(index, count),
+            "compute_set": map(self._compute_set, body.steps, codes, repeat(body.ipu)),
+            "code": codes,
+        }
+        for name, cells in columns.items():
+            self.steps[name] += cells
+        for step_id, step in zip(ids, body.steps, strict=True):
+            for move in step.moves:
+                name = self.executable.graph.storages[move.storage].name
+                of_step = (step_id, move.storage, name, move.source, move.target, move.bytes)
+                self.others.append(records.MovedTensor(*of_step))
+
+    def _leaves(self, body: Body, parent: int) -> Iterator[int]:
+        """The nodes of the body's steps: in a sequence, in it one for each operator, with loops."""
+        nodes, ops = self.nodes, self.executable.graph.ops
+        node = group = nodes.add(parent, records.SEQUENCE, body.name)
+        group_op = -1
         loops = {loop.first: loop for loop in body.loops}
         turn, end_of_turn = -1, -1
-        ids, ops = self.executable.tree.step_ids[index], self.executable.graph.ops
-        storages, first = self.executable.graph.storages, self.executable.memory.code.first
-        for position, (step, step_id) in enumerate(zip(body.steps, ids, strict=True)):
+        for position, step in enumerate(body.steps):
             if step.op != group_op:
                 group_op = step.op
                 group = node
                 if group_op >= 0:
-                    group = self.nodes.add(node, records.SEQUENCE, ops[group_op].name)
+                    group = nodes.add(node, records.SEQUENCE, ops[group_op].name)
             if position in loops:
                 loop = loops[position]
-                turn = self.nodes.add(group, records.REPEAT, "serial steps", loop.times)
+                turn = nodes.add(group, records.REPEAT, "serial steps", loop.times)
                 end_of_turn = loop.stop
-            leaf = self.nodes.add(turn if position < end_of_turn else group, step.type, step.name)
-            code = first.get(step_id, step_id)
-            compute_set = self._compute_set(step, code, body.ipu)
-            self.steps.append(
-                records.Step(
-                    step_id,
-                    body.ipu,
-                    self.positions[body.ipu],
-                    leaf,
-                    index,
-                    step.op,
-                    step.type,
-                    step.name,
-                    step.cycles,
-                    compute_set,
-                    step.tile_cycles,
-                    step.bytes_in,
-                    step.bytes_out,
-                    step.purpose,
-                    step.tensor,
-                    code,
-                )
-            )
-            self.positions[body.ipu] += 1
-            for move in step.moves:
-                name = storages[move.storage].name
-                self.steps.append(
-                    records.MovedTensor(
-                        step_id, move.storage, name, move.source, move.target, move.bytes
-                    )
-                )
+            yield nodes.add(turn if position < end_of_turn else group, step.type, step.name)
 
     def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 if none; one for steps of the same ``code``."""
@@ -215,10 +202,10 @@ class _Rows:
         if code in self.compute_sets:
             return self.compute_sets[code]
         number = self.compute_sets[code] = len(self.compute_sets)
-        self.steps.append(records.ComputeSet(number, step.name, ipu, step.op, step.flops))
+        self.others.append(records.ComputeSet(number, step.name, ipu, step.op, step.flops))
         for vertices in step.vertices:
             kind = self.vertex_types.setdefault(vertices.type, len(self.vertex_types))
-            self.steps.append(records.VertexUse(number, kind, vertices.count))
+            self.others.append(records.VertexUse(number, kind, vertices.count))
         return number
 
 
@@ -226,11 +213,25 @@ class _Nodes:
     """Program nodes in the making: ids in order of creation, positions among siblings."""
 
     def __init__(self) -> None:
-        self.rows: list[records.Program] = []
+        self.parents: list[int] = []
+        self.positions: list[int] = []
+        self.types: list[str] = []
+        self.names: list[str] = []
+        self.repeats: list[int] = []
         self._children: dict[int, int] = {}
 
     def add(self, parent: int, kind: str, name: str, repeat: int = 1) -> int:
         position = self._children.get(parent, 0)
         self._children[parent] = position + 1
-        self.rows.append(records.Program(len(self.rows), parent, position, kind, name, repeat))
-        return len(self.rows) - 1
+        self.parents.append(parent)
+        self.positions.append(position)
+        self.types.append(kind)
+        self.names.append(name)
+        self.repeats.append(repeat)
+        return len(self.parents) - 1
+
+    def rows(self) -> records.Rows:
+        ids = range(len(self.parents))
+        columns = ids, self.parents, self.positions, self.types, self.names, self.repeats
+        names = records.Program.__slots__
+        return records.Rows(records.Program, dict(zip(names, columns, strict=True)))

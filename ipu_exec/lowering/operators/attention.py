@@ -51,12 +51,6 @@ def _softmax_in_place(build: Builder, scores: Operand, spread: Spread) -> None:
     build.map("scale by sum", "mul_vector", spread.elements, scores.dtype)
 
 
-def _dropout(spec: OpSpec) -> float:
-    return next(
-        (a for a in spec.args if isinstance(a, float)), dict(spec.kwargs).get("dropout_p", 0.0)
-    )
-
-
 _FORWARD = words("""
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
@@ -102,7 +96,8 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     query, key, value = (build.place(i) for i in range(3))
     scores, spread = _probabilities(build, query, key, 3)
-    if _dropout(spec) > 0:
+    named = dict(spec.kwargs).get("dropout_p", 0.0)
+    if next((a for a in spec.args if isinstance(a, float)), named) > 0:
         build.map("dropout", "dropout", spread.elements, scores.dtype)
     _, done = _part(build, "values", scores, value)
     layout, others = done.outputs.layout(spec.output.dtype), build.linear_layouts(spec.outputs[1:])

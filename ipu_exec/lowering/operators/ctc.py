@@ -194,7 +194,8 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
     batch, key = table.shape[0], digest("ctc", table.shape, part.tiles)
     losses = Spread(("ctc", 0, key, scores.shape), split_evenly(batch, build.tiles))
     entries = Spread(("ctc", 0, key, table.shape), apportion(table.elements, used.astype(np.int64)))
-    return build.plan((losses.layout(out.dtype), entries.layout(table.dtype)), note=_note(part))
+    note = f"batch {part.batch}, time {part.time}, labels {part.parts_of_labels}"
+    return build.plan((losses.layout(out.dtype), entries.layout(table.dtype)), note=note)
 
 
 @lowering("aten._ctc_loss_backward")
@@ -237,7 +238,3 @@ def _input_elements(part: Partition, out: Operand, tiles: int) -> np.ndarray:
     windows, samples = blocks(steps, parts, window), blocks(batch, part.batch)
     elements = np.outer(samples, windows).ravel() * classes
     return np.pad(elements, (0, tiles - len(elements)))
-
-
-def _note(part: Partition) -> str:
-    return f"batch {part.batch}, time {part.time}, labels {part.parts_of_labels}"

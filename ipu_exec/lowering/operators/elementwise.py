@@ -316,13 +316,10 @@ def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
             return _VECTOR_FORMS[kind]
         if kind in _SCALAR_FORMS and ("scalar" in forms or not forms):
             return _SCALAR_FORMS[kind]
-    if kind == "add" and "same" in forms and _alpha(spec) != 1:
+    alpha = dict(spec.kwargs).get("alpha", spec.args[2] if len(spec.args) > 2 else 1)
+    if kind == "add" and "same" in forms and alpha != 1:
         return "scaled_add"
     return _IN_PLACE_FORMS.get(kind, kind) if in_place else kind
-
-
-def _alpha(spec: OpSpec) -> Any:
-    return dict(spec.kwargs).get("alpha", spec.args[2] if len(spec.args) > 2 else 1)
 
 
 def _kinds(spec: OpSpec) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ipu_exec.compiler.memory.overflow import block_bytes, find_overflow, tile_bytes, tile_rows
 from ipu_exec.machine import TARGETS
-from ipuscope.profiler.file import records
+from ipuscope.profiler.file import records, schema
 
 SMALL = replace(TARGETS["mk2"], tiles=2, bytes_per_tile=100, region0_bytes=40)
 STEPS = 10
@@ -61,11 +61,9 @@ def test_rows_of_tiles_have_extent_use_always_live_and_overflow() -> None:
         variable("partials", (70, 30), (1, 3), interleaved=True),
         variable("of IPU 2", (3, 120), ipu=2),
     ]
-    rows = list(tile_rows(tile_bytes(here, SMALL), SMALL))
-    columns = [
-        (r.ipu, r.tile, r.total, r.total_excluding_gaps, r.always_live, r.overflow) for r in rows
-    ]
-    assert columns == [
+    rows = tile_rows(tile_bytes(here, SMALL), SMALL)
+    assert [*rows.columns] == [column.name for column in schema.columns(rows.of)]
+    assert list(zip(*rows.columns.values(), strict=True)) == [
         (0, 0, 110, 80, 10, 10),  # region 1 begins at 40: 40 + 70
         (0, 1, 80, 80, 20, 0),  # 50 in region 0, of which 10 lie beyond; 40 + 30 + 10
         (2, 0, 3, 3, 3, 0),
