@@ -114,6 +114,9 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked, stays: str = ""
     ``stays``: why the micro-batch is the script's, or "".
     """
     fixed = parse_fixed(list(asked.fixed))
+    if (ipus := prod(fixed.get(name, 1) for name in "tpr")) > asked.ipus:
+        words = " ".join(asked.fixed)
+        raise QuestionError(f"--fix {words}: that takes {ipus} IPUs, of {asked.ipus} (t x p x r)")
     options, batch = call.options, asked.global_batch or call.samples
     others = usual_micro_batches(micro_batch, batch)
     if call.trainer:

@@ -216,7 +216,7 @@ def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
         if block.name not in by_name:
             named = ", ".join(repr(name) for name in by_name) or "none"
             raise UsageError(
-                f"Block {block.name!r} is in no Stage of the execution strategy; the stages name"
+                f"Block {block.name!r} is in no Stage of the strategy or placement file: they name"
                 f" {named}. Add it to a Stage"
             )
         block_stage.append(by_name[block.name])

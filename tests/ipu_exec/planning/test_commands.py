@@ -114,6 +114,8 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     few = ipu_run("--plan", "8", "--fix", "p=3", "--micro-batches", "4", str(script), cwd=tmp_path)
     assert few.returncode == 1
     assert "16 samples of a weight update cannot be cut" in few.stderr
+    many = ipu_run("--plan", "2", "--fix", "p=3", str(script), cwd=tmp_path)
+    assert many.returncode == 1 and "that takes 3 IPUs, of 2" in many.stderr
     wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
     plain = write(tmp_path / "plain.py", "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
