@@ -6,10 +6,10 @@ what most of the busy time goes to, or a dot where the IPU waits for more than h
 letter are micro-batches, where they fit; a wider terminal (or --width) fits more. 'slowest' is the
 IPU that the others waited for.
 
-A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
-I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.
-The time bubble is the share of the IPUs' cycles without work for a micro-batch; the slot bubble the
-share of stages' pipeline cycles without one.
+A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host:
+host I/O, of phases streaming memory too. 'work' is that IPU's: F forward, B backward, R
+recomputation, U weight update, with the stage. The time bubble is the share of the IPUs' cycles
+without work for a micro-batch; the slot bubble the share of stages' pipeline cycles without one.
 """
 
 from __future__ import annotations
