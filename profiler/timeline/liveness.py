@@ -30,7 +30,7 @@ class Intervals:
     @property
     def tiles(self) -> int:
         """Tiles of one IPU."""
-        return len(self.vectors[0])
+        return int(self.vectors.shape[1])
 
     def live(self, step: int) -> np.ndarray:
         """A mask of the variables live at a step."""
@@ -240,7 +240,8 @@ def tile_peaks(
     state, row, change = _merged(np.searchsorted(ends, np.arange(len(step))), row, change)
     begin = np.searchsorted(state, np.arange(len(ends) + 1)).tolist()
     rows, changes = row.tolist(), change.tolist()
-    level, peak, at = (np.zeros(len(vectors[0]), dtype=np.int64) for _ in range(3))
+    tiles = vectors.shape[1] if isinstance(vectors, np.ndarray) else len(vectors[0])
+    level, peak, at = (np.zeros(tiles, dtype=np.int64) for _ in range(3))
     for number, now in enumerate(step[ends].tolist()):
         for k in range(begin[number], begin[number + 1]):
             vector = vectors[rows[k]]
