@@ -30,7 +30,7 @@ class Intervals:
     @property
     def tiles(self) -> int:
         """Tiles of one IPU."""
-        return len(self.vectors[0])
+        return int(self.vectors.shape[1])
 
     def live(self, step: int) -> np.ndarray:
         """A mask of the variables live at a step."""

@@ -5,7 +5,7 @@ Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -31,7 +31,7 @@ class TileMemory:
     """One replica's variables, IPU by IPU with ids from 0, their uses by operators, shared code."""
 
     variables: list[records.Variable]
-    uses: records.Rows
+    uses: Mapping[str, Sequence[int]]  # the columns of `records.Use`
     code: Code
 
 
@@ -66,7 +66,7 @@ def tile_memory(
     for op_id, of_op in sorted(uses.items()):
         columns["op"] += repeat(op_id, len(of_op))
         columns["variable"] += sorted(of_op)
-    return TileMemory(variables, records.Rows(records.Use, columns), shared.code())
+    return TileMemory(variables, columns, shared.code())
 
 
 def _first_positions(tree: ProgramTree, ipu: int) -> dict[int, int]:

@@ -31,7 +31,7 @@ def rows(executable: Executable) -> Iterator[list[Any]]:
     ]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]
     yield _ProgramRows(executable).rows()
-    yield [*executable.variables, executable.memory.uses]
+    yield [*executable.variables, records.Rows(records.Use, executable.memory.uses)]
     yield [overflow.tile_rows(executable.tile_bytes, executable.target)]
     yield [*timeline.bodies, timeline.trace, *timeline.pipeline_cycles]
 

@@ -158,7 +158,7 @@ MOMENTS = (
     (ProfileWriter, "add", 1),
     (ProfileWriter, "add", 3),
     (ProfileWriter, "publish", 1),
-    (writer, "_fsync", 2),
+    (writer, "_fsync", 3),  # the second is the directory's
     (writer, "_fsync", 1),
     (debug_info, "write", 1),
     (ProfileWriter, "publish", 2),
