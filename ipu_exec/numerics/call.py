@@ -109,10 +109,10 @@ class Outputs:
 
 def result_of(returned: list[Any]) -> Any:
     """The result of a call by what the micro-batches returned, in its structure."""
+    if {*map(type, returned)} == {torch.Tensor}:
+        return _as_output(_join(returned) if len(returned) > 1 else returned[0])
     if len(returned) == 1:
         return map_leaves(_as_output, returned[0])
-    if {*map(type, returned)} == {torch.Tensor}:
-        return _as_output(_join(returned))
     joined = map(_join, zip(*map(leaves_of, returned), strict=True))
     return map_leaves(lambda _: _as_output(next(joined)), returned[-1])
 
