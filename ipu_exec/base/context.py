@@ -36,15 +36,11 @@ def isRunningOnIpu() -> bool:
 substitutions: list[type[contextlib.AbstractContextManager[object]]] = []
 
 
-def substituted() -> contextlib.AbstractContextManager[object]:
-    """Inside, the replacements of `substitutions` are active."""
-    return _all_of(substitutions) if substitutions else NOTHING
-
-
 @contextlib.contextmanager
-def _all_of(managers: list[type[contextlib.AbstractContextManager[object]]]) -> Iterator[None]:
+def substituted() -> Iterator[None]:
+    """Inside, the replacements of `substitutions` are active."""
     with contextlib.ExitStack() as stack:
-        for manager in managers:
+        for manager in substitutions:
             stack.enter_context(manager())
         yield
 

@@ -174,7 +174,9 @@ class Watch:
 
     def result(self) -> dict[str, torch.Tensor]:
         """Anchored tensors of this call by short name, combined according to the output mode."""
-        return {short: outputs.result() for short, outputs in self._outputs.items() if outputs.any}
+        return {
+            short: outputs.result() for short, outputs in self._outputs.items() if outputs.returned
+        }
 
     @property
     def _names(self) -> set[str]:

@@ -80,7 +80,7 @@ class Outputs:
         self._sums = mode is OutputMode.Sum
         self._as_one = plan.outputs_as_one and mode in (OutputMode.Final, OutputMode.Sum)
         # (micro-batch, replica) -> what the model returned
-        self._returned: dict[tuple[int, int], Any] = {}
+        self.returned: dict[tuple[int, int], Any] = {}
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
         """Add the model's result for one micro-batch."""
@@ -91,28 +91,23 @@ class Outputs:
         if self._as_one:
             replica = 0  # one after another: the last one's stay
         index = 0 if self._sums else index
-        if self._sums and (0, replica) in self._returned:
+        if self._sums and (0, replica) in self.returned:
             leaves, together = taken_apart(copied)
-            so_far = leaves_of(self._returned[0, replica])
+            so_far = leaves_of(self.returned[0, replica])
             copied = together([_add(a, b) for a, b in zip(so_far, leaves, strict=True)])
-        self._returned[index, replica] = copied
-
-    @property
-    def any(self) -> bool:
-        """Whether any output was stored."""
-        return bool(self._returned)
+        self.returned[index, replica] = copied
 
     def result(self) -> Any:
         """The call's result, in the structure that the model returned."""
-        return result_of([self._returned[key] for key in sorted(self._returned)])
+        return result_of([self.returned[key] for key in sorted(self.returned)])
 
 
 def result_of(returned: list[Any]) -> Any:
     """The result of a call by what the micro-batches returned, in its structure."""
+    if {*map(type, returned)} == {torch.Tensor}:
+        return _as_output(_join(returned) if len(returned) > 1 else returned[0])
     if len(returned) == 1:
         return map_leaves(_as_output, returned[0])
-    if {*map(type, returned)} == {torch.Tensor}:
-        return _as_output(_join(returned))
     joined = map(_join, zip(*map(leaves_of, returned), strict=True))
     return map_leaves(lambda _: _as_output(next(joined)), returned[-1])
 

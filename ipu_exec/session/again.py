@@ -22,15 +22,16 @@ _contiguous, _set_grad_enabled = torch.Tensor.is_contiguous, torch._C._set_grad_
 class Again(Compiled):
     """Remembers a call if one like it has only to run the model."""
 
-    _remembered: tuple[list[Any], ...] | None = None
     _writes = False  # to weights, in a call
 
     def _seen(self, args: tuple[Any, ...]) -> tuple[list[Any], ...]:
         """All that a call depends on: the same objects, equal values, and where tensors are."""
         objects = [*contents(self._listed.modules), bool(self.per_replica_params)]
         objects += map(_training, self._listed.modules)
+        trainer = (self._trainer and self._trainer()) or self
         objects += self._plan, self._executable, self._rng, self._device.state
-        values = [*map(_input, args), *map(_contiguous, args)]
+        objects.append(trainer._host_is_behind)
+        values = [trainer._host_weights_version, *map(_input, args), *map(_contiguous, args)]
         return objects, values, places(self._listed.host.values())
 
     def _remember(self, args: tuple[Any, ...], by_name: Any, streamed: tuple[Any, ...]) -> None:
@@ -39,9 +40,9 @@ class Again(Compiled):
             return
         plan, graph, host = self._plan, self._executable.graph, self._listed.host
         around = (
-            *(self._trainer, self._writes, self._anchors, self._checks_numbers),
+            *(self._writes, self._anchors, self._checks_numbers, self._rng is not None),
             *(graph.names_ipu, graph.mutates, self._executable.contents, plan.groupings),
-            *(self._buffers.randomness, self._rng is not None, plan.replicas > 1, by_name),
+            *(self._buffers.randomness, plan.replicas > 1, by_name),
             *(self._options._values["log_cycle_count"], not self._was_quick),
             *(plan.output_mode is not OutputMode.All, self._float16().casting is not NOTHING),
             *({*map(type, args)} != {torch.Tensor}, not alike(args, streamed[: len(args)])),

@@ -423,7 +423,7 @@ class Compiled(OnDevice):
             self._closer()  # closes the session, once
         self._session = self._closer = self._executable = None
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
-        self._usual = [], [], ()
+        self._usual, self._remembered = ([], [], ()), None
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
         """Recompile for the path that the data of this call took."""

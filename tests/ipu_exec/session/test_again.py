@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import ipu_exec as poptorch
+from ipu_exec.base.context import NOTHING
+from ipu_exec.session import again as again_file
 from ipu_exec.session.again import Again
 
 
@@ -102,9 +104,42 @@ def test_calls_give_the_same_with_and_without_it(
         taken.append(result is not NotImplemented)
         return result
 
+    monkeypatch.setattr(again_file, "not_compiled_by_torch", lambda: NOTHING)  # of other tests
     monkeypatch.setattr(Again, "_again", counted)
     stories = [_story(seed, count) for seed in range(12)]
     assert sum(taken) > 40, "some of the calls are quick"
     monkeypatch.setattr(Again, "_again", lambda self, args: NotImplemented)
     for seed, story in enumerate(stories):
         assert story == _story(seed, count)
+
+
+class Loss(Scaled):
+    """Returns a loss where it trains."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.second(self.first(x))
+        return y.square().mean() if self.training else y
+
+
+def _trained(quick: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    torch.manual_seed(0)
+    options = poptorch.Options().showCompilationProgressBar(False)
+    model = Loss()
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(INPUTS[0])
+    inference: Any = poptorch.inferenceModel(model.eval(), options)
+    if not quick:
+        monkeypatch.setattr(Again, "_again", lambda self, args: NotImplemented)
+    told = []
+    for turn in range(8):
+        told += [inference(INPUTS[0]) for _ in range(3)]
+        assert inference._remembered is not None
+        if turn % 2:
+            training(INPUTS[0])
+    return [_bits(one) for one in told]
+
+
+def test_inference_between_updates_has_the_trained_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = _trained(True, monkeypatch)
+    assert len({bits for *_, bits in told}) == 4
+    assert told == _trained(False, monkeypatch)
