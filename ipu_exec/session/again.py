@@ -39,17 +39,27 @@ class Again(Compiled):
         if self._training:
             return
         plan, graph, host = self._plan, self._executable.graph, self._listed.host
-        around = (
-            *(self._writes, self._anchors, self._checks_numbers, self._rng is not None),
-            *(graph.names_ipu, graph.mutates, self._executable.contents, plan.groupings),
-            *(self._buffers.randomness, plan.replicas > 1, by_name),
-            *(self._options._values["log_cycle_count"], not self._was_quick),
-            *(plan.output_mode is not OutputMode.All, self._float16().casting is not NOTHING),
-            *({*map(type, args)} != {torch.Tensor}, not alike(args, streamed[: len(args)])),
-            *(isinstance(one, torch.Tensor) for one in streamed[len(args) :]),
-            *(one.training is not mode for one, mode in self._modes),
-        )
-        plain = not any(around) and all(one.dim() and one.is_contiguous() for one in args)
+        unusual = [
+            self._writes,
+            self._anchors,
+            self._checks_numbers,
+            self._rng is not None,
+            graph.names_ipu or graph.mutates,
+            self._executable.contents,
+            plan.groupings,
+            plan.replicas > 1,
+            plan.output_mode is not OutputMode.All,
+            self._buffers.randomness,
+            by_name,
+            self._options._values["log_cycle_count"],
+            not self._was_quick,
+            self._float16().casting is not NOTHING,
+            {*map(type, args)} != {torch.Tensor},
+            not alike(args, streamed[: len(args)]),
+            any(isinstance(one, torch.Tensor) for one in streamed[len(args) :]),
+            any(one.training is not mode for one, mode in self._modes),
+        ]
+        plain = not any(unusual) and all(one.dim() and one.is_contiguous() for one in args)
         as_host = plain and self._listed.update().host is host and not self._device.differing(host)
         self._remembered = self._seen(args) if as_host else None
 
