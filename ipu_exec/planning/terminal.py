@@ -54,12 +54,15 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     """The best mappings, where the time of each goes, and why the first is the best."""
     where = f"[bold]{plan.model or 'The model'} on {count(plan.question.ipus, 'IPU')}[/]"
     console.print(f"{where}, {asked(plan)}")
-    console.print(_mappings(plan, plan.candidates[:rows]))
-    console.print(_times(plan.candidates[:rows]))
+    shown = plan.candidates[:rows]
+    console.print(_mappings(plan, shown))
+    console.print(_times(shown))
     verified = [one for one in plan.candidates if one.obtained is not None]
     if verified:
         console.print(_verified(plan, verified))
-    for line in (*plan.why, *plan.notes):
+    is_open = any(one.obtained is None and one.memory != "fits" for one in shown)
+    question = ["?: only a compile tells whether it fits; --verify compiles the first"] * is_open
+    for line in (*question, *plan.why, *plan.notes):
         _print_wrapped(line, "- ", "  ", console)
     if plan.left_out:
         console.print("not looked into:")

@@ -25,7 +25,12 @@ from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipuscope.planner.mappings import Mapping, load, save
 from ipuscope.planner.mappings.engine import Settled
 from ipuscope.planner.mappings.phased_costs import Cut, bytes_of_one_phase
-from ipuscope.planner.mappings.phased_search import PhasedPlace, fullest_tile, mapping_of
+from ipuscope.planner.mappings.phased_search import (
+    PhasedPlace,
+    fullest_tile,
+    mapping_of,
+    predicted_in_phases,
+)
 
 WIDTHS = (512, 1024, 512, 1024, 512, 256, 512, 1024, 512)
 SAMPLES = 16
@@ -110,6 +115,19 @@ def test_a_bound_is_below_the_schedule() -> None:
         place = PhasedPlace(settled.phased, Cut(starts, (0, 0, 1, 1, 2)), 2, 8)
         predicted = place.predicted
         assert predicted.at_least() <= predicted.schedule().total
+
+
+def test_other_neighbours_than_compiled_leave_memory_open() -> None:
+    _, own, settled = engine_and_costs(2, 2)
+    assert predicted_in_phases(settled.phased, own).memory == "fits"
+    nearly_full = replace(
+        settled.phased.machine, bytes_per_tile=int(settled.obtained.fullest / 0.95)
+    )
+    costs = replace(settled.phased, machine=nearly_full)
+    assert predicted_in_phases(costs, own).memory == "fits"  # it was compiled so
+    for cut in (Cut(tuple(range(8)), tuple(range(8))), Cut((0, 2, 4, 6), (0, 0, 1, 1))):
+        mapping = mapping_of(PhasedPlace(costs, cut, 2, own.accumulation))
+        assert predicted_in_phases(costs, mapping).memory.endswith("compile to know")
 
 
 def test_a_plan_is_no_worse_than_the_script_and_its_file_has_the_phases(tmp_path: Path) -> None:
