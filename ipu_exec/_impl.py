@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ipu_exec.session.executor import PoplarExecutor
-from ipu_exec.session.wrapped_model import is_wrapped
+from ipu_exec.session.wrapped_model import is_wrapped as isWrapped
 
 __all__ = [
     "PoplarExecutor",
@@ -27,11 +27,6 @@ def isDispatchTracing() -> bool:
 def unwrapIfWrapped(model: Any) -> Any:
     """The user's model, which wrapping does not change."""
     return model.model if isinstance(model, PoplarExecutor) else model
-
-
-def isWrapped(obj: Any) -> bool:
-    """Whether a training model was created from this module."""
-    return is_wrapped(obj)
 
 
 def _restoreWrapperIfNecessary(obj: Any) -> Any:

@@ -36,17 +36,9 @@ class NameScope:
         OPEN.scopes.pop()
 
 
-def _open_scope(name: str) -> None:
-    OPEN.scopes.append(name)
-
-
-def _close_scope() -> None:
-    OPEN.scopes.pop()
-
-
 # PopTorch's operators below `NameScope`, which Graphcore's applications call in hooks.
-torch.ops.poptorch.push_name_scope = _open_scope  # type: ignore[attr-defined]
-torch.ops.poptorch.pop_name_scope = _close_scope  # type: ignore[attr-defined]
+torch.ops.poptorch.push_name_scope = OPEN.scopes.append  # type: ignore[attr-defined]
+torch.ops.poptorch.pop_name_scope = OPEN.scopes.pop  # type: ignore[attr-defined]
 
 
 class Attribute:

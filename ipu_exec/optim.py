@@ -17,11 +17,7 @@ import torch
 
 from ipu_exec.errors import UsageError as Error
 from ipu_exec.numerics import optimiser_state
-from ipu_exec.numerics.update_rules import (
-    check_without_correction,
-    tensorflow_rmsprop,
-    update_without_correction,
-)
+from ipu_exec.numerics.update_rules import tensorflow_rmsprop, update_without_correction
 
 logger = logging.getLogger("ipu_exec")
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
@@ -394,7 +390,12 @@ class _AdamArguments(Optimizer):
         max_grad_norm: float | None = None,
     ) -> None:
         self._make(params, locals())
-        check_without_correction(self, self.bias_correction)
+        defaults = cast(torch.optim.Optimizer, self).defaults
+        if not self.bias_correction and (defaults["amsgrad"] or defaults["maximize"]):
+            raise Error(
+                f"{type(self).__name__}: bias_correction=False goes with neither amsgrad nor"
+                " maximize"
+            )
 
 
 class Adam(_AdamArguments, torch.optim.Adam):

@@ -13,10 +13,9 @@ import re
 import sys
 from collections.abc import Sequence
 
-from ipuscope import __version__
 from ipuscope.help_text import HelpText
 from ipuscope.run_arguments import add_rendezvous
-from ipuscope.words import Parser, positive
+from ipuscope.words import Parser, add_version, positive
 
 _EXAMPLE = """example:
   poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
@@ -72,12 +71,7 @@ def poprun_parser() -> argparse.ArgumentParser:
         formatter_class=HelpText,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"%(prog)s {__version__}",
-        help="print the version and end",
-    )
+    add_version(parser)
     parser.add_argument("--num-instances", "-n", type=positive, default=1, metavar="I")
     parser.add_argument("--num-replicas", "-r", type=positive, metavar="R", help="of all of them")
     parser.add_argument("--ipus-per-replica", type=positive, default=1, metavar="K")

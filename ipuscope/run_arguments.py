@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from ipuscope import __version__
 from ipuscope.help_text import HelpText
 from ipuscope.planner.mappings.question import (
     FIXED,
@@ -15,7 +14,7 @@ from ipuscope.planner.mappings.question import (
     parse_fixed,
     parse_seconds,
 )
-from ipuscope.words import Parser, positive
+from ipuscope.words import Parser, add_flag, add_number, add_version, positive
 
 # options that mean nothing without one of these
 _NEED = {
@@ -98,12 +97,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=HelpText,
     )
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"%(prog)s {__version__}",
-        help="print the version and end",
-    )
+    add_version(parser)
     parser.add_argument(
         "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )
@@ -117,21 +111,15 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         metavar="FILE",
         help="take the stages from this file (ipu-report rebalance -o), not from the script",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--num-ipus",
-        type=positive,
-        metavar="N",
-        help=(
-            "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
-            " and replicas, in the micro-batches that --plan N finds quickest (the script runs up"
-            " to its training twice)"
-        ),
+        "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
+        " and replicas, in the micro-batches that --plan N finds quickest (the script runs up"
+        " to its training twice)",
     )
-    parser.add_argument(
-        "--compile-only",
-        action="store_true",
-        help="end when the training (else the inference) is compiled and its profile written",
-    )
+    words = "end when the training (else the inference) is compiled and its profile written"
+    add_flag(parser, "--compile-only", words)
     parser.add_argument(
         "--with",
         dest="levers",
@@ -143,16 +131,8 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
             " execution), with commas between"
         ),
     )
-    parser.add_argument(
-        "--no-source",
-        action="store_true",
-        help="leave the text of the script's files out of the profile",
-    )
-    parser.add_argument(
-        "--lenient",
-        action="store_true",
-        help="accept, with a warning, what PopTorch refuses and works here",
-    )
+    add_flag(parser, "--no-source", "leave the text of the script's files out of the profile")
+    add_flag(parser, "--lenient", "accept, with a warning, what PopTorch refuses and works here")
     _add_sweep(parser)
     _add_plan(parser)
     _add_instances(parser)
@@ -203,15 +183,9 @@ def _option(name: str) -> str:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan", _ABOUT)
-    group.add_argument(
-        "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
-    )
-    group.add_argument(
-        "--tune",
-        type=positive,
-        metavar="N",
-        help="--plan N, with the best three compiled and the plan written to tuned.json",
-    )
+    add_number(group, "--plan", "find the best mapping onto N IPUs")
+    words = "--plan N, with the best three compiled and the plan written to tuned.json"
+    add_number(group, "--tune", words)
     group.add_argument(
         "--allow",
         default="",
@@ -219,12 +193,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="plan once more with these changes, with commas between: half, outputs (the loss"
         " only), overlap (host I/O beside compute, one stage a replica)",
     )
-    group.add_argument(
-        "--global-batch",
-        type=positive,
-        metavar="N",
-        help="samples of a weight update, over all replicas (default: the script's)",
-    )
+    words = "samples of a weight update, over all replicas (default: the script's)"
+    add_number(group, "--global-batch", words)
     group.add_argument(
         "--micro-batches", metavar="N,N", help="micro-batches to try, in samples of one replica"
     )
@@ -242,15 +212,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
     )
     group.add_argument("--budget", metavar="TIME", help="start no compile after 90s, 5m or 1h")
-    group.add_argument("--verify", type=positive, metavar="N", help="compile the best N in full")
+    add_number(group, "--verify", "compile the best N in full")
     group.add_argument(
         "--write", metavar="FILE", help="save the plan: --placement FILE runs the script with it"
     )
-    group.add_argument("--json", action="store_true", help="print it as JSON")
-    group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
-    group.add_argument(
-        "--workers", type=positive, metavar="N", help="processes that compile (default: 1)"
-    )
+    add_flag(group, "--json", "print it as JSON")
+    add_flag(group, "--csv", "print a row a mapping as CSV")
+    add_number(group, "--workers", "processes that compile (default: 1)")
     group.add_argument(
         "--ray", metavar="ADDRESS", help="compile on a Ray cluster, or 'local': on this machine"
     )
@@ -273,15 +241,9 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 def _add_instances(parser: argparse.ArgumentParser) -> None:
     """Add ``--instances``, ``--replicas`` and torchrun's options for several hosts."""
     group = parser.add_argument_group("several instances of the script")
-    group.add_argument(
-        "--instances", type=positive, metavar="I", help="processes of the script, on all hosts"
-    )
-    group.add_argument(
-        "--replicas", type=positive, metavar="R", help="of all instances (default: one each)"
-    )
-    group.add_argument(
-        "--ipus-per-replica", type=positive, default=1, metavar="K", help="told to the script"
-    )
+    add_number(group, "--instances", "processes of the script, on all hosts", "I")
+    add_number(group, "--replicas", "of all instances (default: one each)", "R")
+    add_number(group, "--ipus-per-replica", "told to the script", "K", default=1)
     group = parser.add_argument_group("instances on several hosts (torchrun's options)")
     add_rendezvous(group)
 

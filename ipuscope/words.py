@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from ipuscope import __version__
+
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
@@ -64,3 +66,28 @@ def positive(words: str) -> int:
     if not words.isdecimal() or not int(words):
         raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
     return int(words)
+
+
+def count(words: str) -> int:
+    """An argparse type: a whole number that is not negative."""
+    if not words.isdecimal():
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
+    return int(words)
+
+
+def add_number(
+    parser: argparse._ActionsContainer, name: str, help: str, letter: str = "N", **more: Any
+) -> None:
+    """An option that takes a whole number, at least 1 without another ``type``."""
+    parser.add_argument(name, metavar=letter, help=help, **{"type": positive, **more})
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add ``--version``."""
+    version, words = f"%(prog)s {__version__}", "print the version and end"
+    parser.add_argument("--version", action="version", version=version, help=words)
+
+
+def add_flag(parser: argparse._ActionsContainer, name: str, help: str) -> None:
+    """An option without a value."""
+    parser.add_argument(name, action="store_true", help=help)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ipuscope.planner.costs.profile_costs import Costs
@@ -84,13 +85,8 @@ def chosen(costs: Costs, shown: Assignment) -> list[Assignment]:
 
     Also the one that the page proposes, which may use fewer IPUs, or return to one.
     """
-    own = [] if what_if(costs, shown).problems else [shown]
-    wanted = [*own, *_proposed(costs), *candidates(costs, shown, COUNT)]
+    wanted = [] if what_if(costs, shown).problems else [shown]
+    with suppress(ValueError):  # none can run
+        wanted.append(quickest(costs).prediction.assignment)
+    wanted += candidates(costs, shown, COUNT)
     return list(dict.fromkeys(wanted))[:COUNT]
-
-
-def _proposed(costs: Costs) -> list[Assignment]:
-    try:
-        return [quickest(costs).prediction.assignment]
-    except ValueError:  # none can run
-        return []

@@ -20,11 +20,6 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 }
 
 
-def is_poptorch_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """True for the optimisers of `ipu_exec.optim`, which define the types of their states."""
-    return hasattr(optimizer, "_ipu_names")
-
-
 def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
     """Whether one tensor holds velocities and accumulated gradients (PopART's SGD1)."""
     return bool(getattr(optimizer, "use_combined_accum", False))
@@ -41,7 +36,7 @@ def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | N
     """
     if accumulates_in_velocity(optimizer):
         return None
-    if not is_poptorch_optimizer(optimizer):
+    if not hasattr(optimizer, "_ipu_names"):  # those of `ipu_exec.optim` define the types
         return torch.float32
     return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 

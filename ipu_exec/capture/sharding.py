@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ipu_exec.base.sharding_plan import TensorSharding, styles_of_modules
 from ipu_exec.capture.layers.equal_layers import enclosing
 from ipu_exec.errors import Error
+from ipu_exec.lowering.build import row_major_strides
 
 _WHERE = "Options.tensorSharding"
 
@@ -282,33 +283,13 @@ class _WithShares:
                 share.placements,
                 run_check=False,
                 shape=share.whole,
-                stride=_contiguous(share.whole),
+                stride=row_major_strides(share.whole),
             )
         try:
             return self.forward(*args, **kwargs)
         finally:
             for name in self.shares:
                 own.pop(name, None)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides: list[int] = []
-    size = 1
-    for extent in reversed(shape):
-        strides.insert(0, size)
-        size *= extent
-    return tuple(strides)
-
-
-def is_distributed(types: Sequence[type]) -> bool:
-    """Whether a call is on wrapped tensors, which then make the calls on their contents."""
-    return any(kind.__module__.startswith("torch.distributed") for kind in types)
-
-
-def own_share(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's share of a DTensor; any other tensor unchanged."""
-    local = getattr(tensor, "_local_tensor", None)
-    return tensor if local is None else local
 
 
 def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractContextManager[Any]:

@@ -26,11 +26,7 @@ from ipu_exec.capture.layers.per_weight import updates_of_weights
 from ipu_exec.capture.layers.repeats import NotRepeatable, Repeats
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.fake_tensors import FakeTensors, make_state, unlogged
-from ipu_exec.capture.recording.marks import (
-    note_checkpoints,
-    note_memory_proportions,
-    note_serialised_products,
-)
+from ipu_exec.capture.recording.marks import note_marks
 from ipu_exec.capture.recording.open_blocks import reset_blocks
 from ipu_exec.capture.recording.recorder import Recorder
 from ipu_exec.capture.rewrites.casts import Casting
@@ -179,9 +175,13 @@ class _Run:
             graph = self.recorder.graph
             self.registered = Registered(len(graph.values), len(graph.storages))
             reset_blocks()
-            returned = self._forward_and_backward(args, kwargs)
+            # a checkpointed layer runs again in the backward: it has to find the fake weights too
+            around = _Around(self.step.model, self._forward_and_backward)
+            fakes = {f"model.{name}": tensor for name, tensor in self.state.items()}
+            returned = torch.func.functional_call(around, fakes, args, kwargs)
             self._update()
-            self._note_marks(returned)
+            note_marks(graph, self.recorder.tensors())
+            graph.outputs = tuple(self.recorder.value(tensor) for tensor in tensors_in(returned))
         return self._finished()
 
     def _inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -271,13 +271,7 @@ class _Run:
             for group, params in zip(optimizer.param_groups, before, strict=True):
                 group["params"] = params
 
-    def _forward_and_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # a checkpointed layer runs again in the backward, which has to find the fake weights too
-        around = _Around(self.step.model, self._recorded_forward_and_backward)
-        fakes = {f"model.{name}": tensor for name, tensor in self.state.items()}
-        return torch.func.functional_call(around, fakes, args, kwargs)
-
-    def _recorded_forward_and_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def _forward_and_backward(self, *args: Any, **kwargs: Any) -> Any:
         model = self.step.model
         with (
             torch.set_grad_enabled(self.optimizer is not None),
@@ -346,13 +340,6 @@ class _Run:
             updates_of_weights(graph, range(begin, stepped), order, self.twins),
             updates_of_weights(graph, emptied, list(self.trained), self.twins),
         ]
-
-    def _note_marks(self, returned: Any) -> None:
-        graph, recorder = self.recorder.graph, self.recorder
-        note_checkpoints(graph, recorder.tensors())
-        note_memory_proportions(graph, recorder.tensors())
-        note_serialised_products(graph, recorder.tensors())
-        graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_in(returned))
 
     def _finished(self) -> Graph:
         """The graph with all that the run determines."""

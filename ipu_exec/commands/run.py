@@ -90,7 +90,9 @@ def run(args: argparse.Namespace, prog: str) -> int:
         planning = plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
-        status = run_program(program, args.args, asked=_of_a_model(args))
+        asked = (args.profile_dir, args.placement, args.num_ipus, args.levers)
+        of_a_model = args.compile_only or any(one is not None for one in asked)
+        status = run_program(program, args.args, asked=of_a_model)
         return status if planning is None or status else _not_planned(program, planning)
     try:
         return launching.launch(wanted, program.words, args.args)
@@ -101,12 +103,6 @@ def run(args: argparse.Namespace, prog: str) -> int:
 def _refused(prog: str, why: str) -> int:
     print(f"{prog}: error: {why}", file=sys.stderr)
     return 2
-
-
-def _of_a_model(args: argparse.Namespace) -> bool:
-    """Whether an option asks for what only a wrapped model has, such as a profile."""
-    asked = (args.profile_dir, args.placement, args.num_ipus, args.levers)
-    return args.compile_only or any(one is not None for one in asked)
 
 
 def _not_planned(program: Program, planning: Planning) -> int:

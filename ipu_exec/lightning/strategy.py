@@ -282,16 +282,13 @@ class StrategyOnIpu:
             step = _STEPS[stage.value]
             if stage == self.lib.RunningStage.PREDICTING:
                 self.on_predict_start()
-            batch = self._transferred(batch)
+            batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = self.batch_to_device(batch)
             depth = depth_of(self.lightning_module, step, batch)
         if depth != self._depth:
             self._depth, self._made = depth, {}
             if self._stages:
                 self._wrap()
-
-    def _transferred(self, batch: Any) -> Any:
-        module = self.lightning_module
-        return self.batch_to_device(module._on_before_batch_transfer(batch, dataloader_idx=0))
 
     # -- running ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -289,16 +290,16 @@ def distinct(operand: Operand) -> int:
     return folded(operand).elements
 
 
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor of this shape."""
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
 def row_major(
     shape: tuple[int, ...], dtype: str, layout: Layout, role: str = "activation"
 ) -> Operand:
     """A dense tensor in row-major order on a layout."""
-    strides: list[int] = []
-    size = 1
-    for extent in reversed(shape):
-        strides.insert(0, size)
-        size *= extent
-    return Operand(shape, dtype, tuple(strides), 0, size, layout, role)
+    return Operand(shape, dtype, row_major_strides(shape), 0, prod(shape), layout, role)
 
 
 def placed(operand: Operand, layout: Layout) -> Operand:

@@ -120,9 +120,9 @@ class Watch:
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
         """Inside, operators belong to that micro-batch; `backward` marks its backward."""
         self._values = {f"input.{i}": leaf for i, leaf in enumerate(tensors_in(inputs))}
-        self._values |= {
-            name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
-        }
+        state = {**self._parameters, **dict(self._model.named_buffers(remove_duplicate=False))}
+        for name in self._names & state.keys():
+            self._store(name, state[name])
         if self._others is not None:
             self._values |= self._others()
         hooks = [
@@ -181,10 +181,6 @@ class Watch:
     @property
     def _names(self) -> set[str]:
         return {anchor.name for anchor in self._anchors.values()}
-
-    def _wanted_state(self) -> dict[str, torch.Tensor]:
-        state = {**self._parameters, **dict(self._model.named_buffers(remove_duplicate=False))}
-        return {name: state[name] for name in self._names if name in state}
 
     def _store(self, name: str, tensor: torch.Tensor) -> None:
         self._values[name] = tensor.detach().clone()

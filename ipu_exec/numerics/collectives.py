@@ -94,7 +94,11 @@ class Instances:
         the same parameters in the same order, and equally many replicas.
         """
         used = torch.tensor([[p in gradients for p in parameters] for gradients in replicas])
-        _refuse_sparse(replicas)
+        if any(gradient.is_sparse for gradients in replicas for gradient in gradients.values()):
+            raise UsageError(
+                "sparse gradients are not added up over instances: make the embedding with"
+                " sparse=False"
+            )
         all_used = torch.cat(self.gather_tensors(used.view(len(replicas), len(parameters))))
         sums: dict[Any, torch.Tensor] = {}
         for bucket in _buckets(parameters, all_used):
@@ -208,13 +212,6 @@ def _buckets(parameters: Sequence[torch.Tensor], used: torch.Tensor) -> Iterator
             yield open_ones.pop(kind)
             del sizes[kind]
     yield from open_ones.values()
-
-
-def _refuse_sparse(replicas: Sequence[dict[Any, torch.Tensor]]) -> None:
-    if any(gradient.is_sparse for gradients in replicas for gradient in gradients.values()):
-        raise UsageError(
-            "sparse gradients are not added up over instances: make the embedding with sparse=False"
-        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -191,7 +191,9 @@ class Precision:
             parameter.data = parameter.data.float()
             parameter.grad = None if gradient is None else gradient.float()
             state = optimizer.state.get(parameter, {})
-            state.update({k: v.float() for k, v in state.items() if _is_half(v)})
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dtype is torch.float16:
+                    state[name] = value.float()
         try:
             yield
         finally:
@@ -224,7 +226,3 @@ class Precision:
         if generator is not None:
             return round_stochastically(values, generator).float()
         return values.clamp(-HALF_MAX, HALF_MAX).half().float()
-
-
-def _is_half(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float16

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from ipu_exec.errors import UsageError as Error
-
-
-def check_without_correction(optimizer: Any, bias_correction: bool) -> None:
-    """Error where Adam without bias correction is asked for what it does not have."""
-    if not bias_correction and (optimizer.defaults["amsgrad"] or optimizer.defaults["maximize"]):
-        raise Error(
-            f"{type(optimizer).__name__}: bias_correction=False goes with neither amsgrad nor"
-            " maximize"
-        )
 
 
 @torch.no_grad()

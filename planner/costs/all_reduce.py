@@ -62,13 +62,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     gradients = variables.equals("role", Role.ACCUMULATOR) & (block >= 0)
     if not gradients.any():
         gradients = variables.equals("role", Role.GRADIENT) & (block >= 0)
-        gradients &= np.isin(variables["id"], _read_by_updates(report))
+        uses, ops = report.file.table(records.Use), report.file.table(records.Op)
+        updates = ops["id"][ops.equals("direction", Direction.UPDATE)]
+        gradients &= np.isin(variables["id"], uses["variable"][np.isin(uses["op"], updates)])
     return sum_by(block[gradients], nbytes[gradients], blocks)
-
-
-def _read_by_updates(report: Report) -> np.ndarray:
-    """Ids of variables that an operator of a weight update reads or writes."""
-    uses, ops = report.file.table(records.Use), report.file.table(records.Op)
-    updates = ops["id"][ops.equals("direction", Direction.UPDATE)]
-    chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
-    return chosen

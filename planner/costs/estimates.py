@@ -80,8 +80,10 @@ class Sizes:
 
     @cached_property
     def nbytes(self) -> pd.DataFrame:
-        """Bytes of each Block by what they are."""
-        return _bytes_by_block(self.report, self.variables)
+        """By ``block, always_live, grows``; ``single``: those that halve. No optimiser state."""
+        rows = growing(self.report, self.variables[self.variables["role"] != Role.OPTIMISER_STATE])
+        by = rows.groupby(["block", "always_live", "grows"])
+        return by[["bytes", "single"]].sum().reset_index()
 
     @cached_property
     def float32_shares(self) -> dict[str, float]:
@@ -279,12 +281,6 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     as_large = stays_single | of_product | (role == Role.PROGRAM)
     is_single = variables["dtype"].isin((_SINGLE, "")) & ~as_large
     return variables.assign(grows=grows, single=variables["bytes"].where(is_single, 0))
-
-
-def _bytes_by_block(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by ``block, always_live, grows``, and ``single``, which halve; no optimiser state."""
-    rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
-    return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
 
 
 def growth_of_bytes(grows: pd.Series[str], samples: float) -> pd.Series[float]:

@@ -149,7 +149,10 @@ class Costs(BlockCosts):
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         nothing = np.zeros(0, dtype=np.int64)
         measured = [self._used(report, nothing)]
-        copied = self._copies_of_ties(report) if len(self.cuts.ties) else nothing
+        copied = nothing
+        if len(self.cuts.ties):
+            variables = Variables.of(report)
+            copied = variables.id[copies_of_ties(variables, self.cuts.ties)]
         if len(copied):
             measured.append(self._used(report, copied))
         (residual, *at_home), ran_by = residuals(self, *measured)
@@ -166,11 +169,6 @@ class Costs(BlockCosts):
             chosen = ~np.isin(variables.id, without)
             peaks[ipu] = report.usage.peaks_of(ipu, chosen).tile_peak
         return peaks
-
-    def _copies_of_ties(self, report: Report) -> np.ndarray:
-        """Ids of the variables that are copies of tied weights (`copies_of_ties`)."""
-        variables = Variables.of(report)
-        return variables.id[copies_of_ties(variables, self.cuts.ties)]
 
     @cached_property
     def with_ties_at_home(self) -> Costs:

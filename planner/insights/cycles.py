@@ -163,7 +163,10 @@ def _only_if_even(
     """The bound if no split of these Blocks is better; nothing if stages are even."""
     if len(set(costs.ipus)) == 1 or times <= 1.1:
         return []
-    if_even = present.total - what_if(_even(costs), present.assignment).total
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
+    scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
+    even = replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
+    if_even = present.total - what_if(even, present.assignment).total
     detail = (
         f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
         f" stages even {turn(costs)} would take about {if_even:,} cycles less."
@@ -229,13 +232,6 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
         findings.append(finding)
     return findings
-
-
-def _even(costs: Costs) -> Costs:
-    """The same work, spread evenly over the stages."""
-    of_stage = np.bincount(costs.stage, costs.cycles.work)
-    scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
-    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
 def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:

@@ -36,7 +36,10 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
         what = what if tiles else "a tile has more code than room for it"
         parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
         action = _LESS_CODE if over.of_code else f"{_LESS}{parts}"
-        ways = _ways_out(basis, over.ipu)
+        ways: tuple[str, ...] = ()
+        if basis is not None:  # what frees most of the fullest tile, each command below it
+            lines = in_words(relief_on(basis, over.ipu))
+            ways = *(line.replace("): ", "):\n    ", 1) for line in lines), way_to_fit(basis.report)
         if len(ways) > 1:
             action = "what frees most of that tile, and what asks for it"
         elif ways:
@@ -62,14 +65,6 @@ def _with_line(report: Report, ipu: int, one: Insight) -> Insight:
         return live.loc[live["op"] >= 0, ["op", "bytes"]].head(1)
 
     return with_line(report, one, largest)
-
-
-def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
-    """The changes that free most of the IPU's fullest tile, each with its command below it."""
-    if basis is None:
-        return ()
-    lines = in_words(relief_on(basis, ipu))
-    return *(line.replace("): ", "):\n    ", 1) for line in lines), way_to_fit(basis.report)
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:

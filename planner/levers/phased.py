@@ -271,16 +271,13 @@ class PhasedBasis(Basis):
         """Cycles of bodies by stage or IPU: int64[count]; the same for all levers."""
         key = "spent", column, count, tasks
         if key not in self.costs.cache:
-            self.costs.cache[key] = self._cycles_by(column, count, tasks)
+            bodies = self.report.file.table(records.Body)
+            chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
+            chosen &= bodies[column] >= 0
+            cycles = np.bincount(bodies[column][chosen], bodies["cycles"][chosen], count)
+            self.costs.cache[key] = cycles[:count].astype(np.int64)
         spent: np.ndarray = self.costs.cache[key]
         return spent
-
-    def _cycles_by(self, column: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
-        bodies = self.report.file.table(records.Body)
-        chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
-        chosen &= bodies[column] >= 0
-        spent = np.bincount(bodies[column][chosen], bodies["cycles"][chosen], count)
-        return spent[:count].astype(np.int64)
 
     def _streams(self, cycles: np.ndarray, latency: int) -> tuple[tuple[int, int], ...]:
         """(stage, cycles) of what Blocks exchange with the host."""

@@ -210,12 +210,15 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
     counted = counted_micro_batches(costs, stages)
     legal = counted <= costs.micro_batches
+    # cycles in which replicas exchange gradients, for each IPU
+    gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
+    reduce = costs.reduces(np.array(_per_ipu(gradients, spans, assignment.ipus)))
     stage_costs = schedule_types.Costs(
         ipus=assignment.ipus,
         forward=forward,
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
-        reduce=_reduces(costs, spans, assignment.ipus),
+        reduce=tuple(reduce.tolist()) if reduce.any() else (),
         stream_in=_streams(costs.streams.stream_in, spans, costs.streams.latency),
         stream_out=_streams(costs.streams.stream_out, spans, costs.streams.latency),
         stream_out_once=costs.streams.out_once,
@@ -343,13 +346,6 @@ def host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
-
-
-def _reduces(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles in which replicas exchange gradients, for each IPU; empty if there are none."""
-    gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
-    cycles = costs.reduces(np.array(_per_ipu(gradients, spans, ipus)))
-    return tuple(cycles.tolist()) if cycles.any() else ()
 
 
 def _per_ipu(

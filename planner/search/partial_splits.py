@@ -369,7 +369,9 @@ class Search:
         for row in np.argsort(totals, kind="stable").tolist():
             if totals[row] >= least.total:
                 break
-            tried = self._assignment(splits.starts[row], splits.choice[row])
+            chosen = tuple(self.table.choices[number] for number in splits.choice[row].tolist())
+            starts, named = tuple(splits.starts[row].tolist()), Choice.named(self.costs, chosen)
+            tried = Assignment(starts, self.ipus, named)
             if not self._fits(tried):
                 continue
             total = int(totals[row])
@@ -378,10 +380,6 @@ class Search:
             if total < least.total:
                 least = replace(least, assignment=tried, total=total)
         return least
-
-    def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
-        chosen = tuple(self.table.choices[number] for number in choice.tolist())
-        return Assignment(tuple(starts.tolist()), self.ipus, Choice.named(self.costs, chosen))
 
     def _fits(self, tried: Assignment) -> bool:
         """Whether the IPUs hold the split; splits with one stage per IPU were checked before."""

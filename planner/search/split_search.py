@@ -130,7 +130,8 @@ def best_split(
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
     split = Split(prediction, prediction.bottleneck, least, free, bound, ())
-    return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
+    pace = _pace(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
+    return replace(split, why=(split.verdict, *pace, *_what_moves(costs, prediction)))
 
 
 def one_an_ipu(most: int) -> list[tuple[int, ...]]:
@@ -491,11 +492,6 @@ def _fits(costs: Costs, assignment: Assignment, stages: Iterable[int]) -> bool:
     if not apart and len(costs.cuts.ties):  # a tied weight may pass other IPUs than it did
         return holds(costs, assignment)
     return holds(costs, assignment, {assignment.ipus[k] for k in stages})
-
-
-def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
-    pace = _pace(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
-    return [*pace, *_what_moves(costs, prediction)]
 
 
 def _in_turns(prediction: Prediction) -> list[str]:

@@ -28,13 +28,7 @@ from ipuscope.profiler.file import records
 from ipuscope.profiler.file.trace import Tasks
 from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.report.frames import (
-    first_of_each,
-    first_ones,
-    frame_of,
-    ranges_of,
-    summed,
-)
+from ipuscope.profiler.report.frames import first_of_each, first_ones, frame_of, ranges_of, summed
 
 if TYPE_CHECKING:
     import pandas as pd

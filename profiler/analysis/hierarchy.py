@@ -114,17 +114,13 @@ def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.Da
     rows = about.reset_index(drop=True).assign(bytes=live["bytes"])
     role, category = rows["role"].astype(str), rows["category"].astype(str)
     kind = category.where(role == Role.PROGRAM.value, role)
-    weights = role.isin(list(OF_WEIGHTS))
-    rows = rows.assign(kind=kind, otherwise=kind, module=_module_of_weight(rows["name"], weights))
-    return _leaves(report, rows, "bytes", order, together)
-
-
-def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[str]:
-    """The module of each weight, from its name or its state's; "" for anything else."""
-    return [
+    weights = zip(rows["name"], role.isin(list(OF_WEIGHTS)).tolist(), strict=True)
+    module = [
         str(name).split("/", 1)[0].rpartition(".")[0] if is_weight else ""
-        for name, is_weight in zip(names, weights.tolist(), strict=True)
+        for name, is_weight in weights
     ]
+    rows = rows.assign(kind=kind, otherwise=kind, module=module)
+    return _leaves(report, rows, "bytes", order, together)
 
 
 def _operators(steps: pd.Series[str], operators: pd.Series[str], has_op: np.ndarray) -> np.ndarray:

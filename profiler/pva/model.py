@@ -201,6 +201,10 @@ class Model:
         id = int(self.steps[name][step])
         return None if id < 0 else self.report.file.vector(id)
 
+    def cycles_on_device(self, step: int) -> list[int]:
+        """Cycles of a step, as planned, on each tile of the device."""
+        return self.over_device({int(self.steps["ipu"][step]): self.cycles_by_tile(step)})
+
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
         """Cycles of a step over the tiles of its IPU.
 

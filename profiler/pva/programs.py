@@ -64,8 +64,7 @@ class ComputeSet(Shown):
     @property
     def estimatedCyclesByTile(self) -> list[int]:
         """Cycles on each tile of the device."""
-        ipu = int(self._model.steps["ipu"][self._step])
-        return self._model.over_device({ipu: self._model.cycles_by_tile(self._step)})
+        return self._model.cycles_on_device(self._step)
 
     @property
     def cyclesByTile(self) -> list[int]:
@@ -109,7 +108,8 @@ class Program(Shown):
     @property
     def type(self) -> ProgramType:
         """The kind of program."""
-        return program_type(str(self._model.tree["type"][self._at]))
+        name = str(self._model.tree["type"][self._at])
+        return ProgramType.__members__.get(name, ProgramType.Unknown)
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class Program(Shown):
 
     def accept(self, visitor: ProgramVisitor) -> None:
         """Call the visitor's method for this type of program. Children are not visited."""
-        getattr(visitor, f"visit{self.type.name}", _ignore)(self)
+        getattr(visitor, f"visit{self.type.name}", lambda program: None)(self)
 
     @property
     def _step(self) -> int | None:
@@ -171,10 +171,7 @@ class _StepProgram(Program):
     @property
     def estimatedCyclesByTile(self) -> list[int]:
         """Cycles on each tile of the device."""
-        step = self._own_step
-        return self._model.over_device(
-            {int(self._model.steps["ipu"][step]): self._model.cycles_by_tile(step)}
-        )
+        return self._model.cycles_on_device(self._own_step)
 
 
 class OnTileExecuteProgram(_StepProgram):
@@ -245,15 +242,6 @@ def make_program(model: Model, at: int) -> Program:
         if issubclass(kind, _StepProgram) and at not in model.step_of_node
         else kind(model, at)
     )
-
-
-def program_type(name: str) -> ProgramType:
-    """The program type of that name; Unknown for other names in a profile."""
-    return ProgramType.__members__.get(name, ProgramType.Unknown)
-
-
-def _ignore(program: Program) -> None:
-    return None
 
 
 class ProgramVisitor:

@@ -61,13 +61,19 @@ class Usage:
     def tile_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The columns of `tiles`: int64[tile] each. Callers must not modify them."""
 
+        def peaks(region: bool | None) -> Peaks:
+            """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""
+            every = np.ones(len(variables.id), dtype=bool)
+            chosen = every if region is None else variables.interleaved == region
+            return self._some_peaks(variables, chosen)
+
         def make() -> dict[str, np.ndarray]:
             target = self.file.target
             return tile_totals(
                 variables,
                 target.region0_bytes,
                 target.bytes_per_tile,
-                lambda region: self._tile_peaks(variables, region),
+                peaks,
             )
 
         self.file.check_ipu(ipu)
@@ -88,21 +94,15 @@ class Usage:
     @cached
     def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The numeric columns of `liveness`, without reading the steps."""
-        total = self.live_bytes(ipu)
-        max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
+        total, of = self.live_bytes(ipu), self.ipu_variables(ipu)
+        fullest = liveness.fullest_of_steps(of.intervals, of.steps, of.always())
         always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
         return {
             "always_live": always,
             "not_always_live": total - always,
             "total": total,
-            "max_tile": max_tile,
-            "max_tile_bytes": max_tile_bytes,
+            **dict(zip(("max_tile", "max_tile_bytes"), fullest, strict=True)),
         }
-
-    def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
-        """The fullest tile at each step of an IPU, and its bytes."""
-        variables = self.ipu_variables(ipu)
-        return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
     @cached
     def live_bytes(self, ipu: int) -> np.ndarray:
@@ -192,13 +192,6 @@ class Usage:
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
         """Peaks of ``chosen`` variables of an IPU (bool), without the fullest tile of each step."""
         return self._some_peaks(self.ipu_variables(ipu), chosen)
-
-    def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
-        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""
-        chosen = np.ones(len(variables.id), dtype=bool)
-        if region is not None:
-            chosen = variables.interleaved == region
-        return self._some_peaks(variables, chosen)
 
     def _some_peaks(self, variables: IpuVariables, chosen: np.ndarray) -> Peaks:
         """Peaks of the variables that ``chosen`` marks.

@@ -79,10 +79,12 @@ def select(
     ``seconds``: the time it may take; ``most_rows``: maximum number of rows; ``answer_bytes``: of
     the rows as JSON. QueryError if it fails, is stopped or selects nothing.
     """
+    create = "CREATE VIEW", "CREATE TEMP VIEW", 1
     asked = {
         "uri": report.file.uri,
         "sql": sql,
-        "views": _own_views(),
+        # the documented ones, put before any in the file with the same names
+        "views": {view.name: view.sql.replace(*create) for view in schema.VIEWS},
         "memory": MEMORY_BYTES,
         "answer": answer_bytes,
         "rows": most_rows,
@@ -117,10 +119,3 @@ def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
         raise QueryTimeout(f"it took longer than {seconds} s") from None
     except ValueError:  # it was ended, and printed nothing
         return {"error": "it needs more time or memory than a statement may have"}
-
-
-def _own_views() -> dict[str, str]:
-    """The documented views, put before any in the file with the same names."""
-    return {
-        view.name: view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS
-    }

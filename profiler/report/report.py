@@ -235,11 +235,15 @@ class Report:
         code, texts = self.sequence.coded_in_order(name)
         return texts_of(np.array([*texts, ""], dtype=object), code)
 
-    def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set, by type; bytes of code and state are over all tiles."""
+    def _position_of(self, step: int) -> int:
         at = position_in(self.sequence.columns["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
+        return at
+
+    def vertices(self, step: int) -> pd.DataFrame:
+        """Vertices of a step's compute set, by type; bytes of code and state are over all tiles."""
+        at = self._position_of(step)
         use, types = self.file.table(records.VertexUse), self.file.table(records.VertexType)
         compute_set = self.sequence.columns["compute_set"][at]
         here = np.flatnonzero((use["compute_set"] == compute_set) & (compute_set >= 0))
@@ -289,9 +293,7 @@ class Report:
 
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
         """``cycles``, ``bytes_in``, ``bytes_out`` of a step (by id) per tile; None if missing."""
-        at = position_in(self.sequence.columns["id"], step)
-        if at is None:
-            raise KeyError(f"no program step {step} in {self.path}")
+        at = self._position_of(step)
         ids = {name: int(self.sequence.columns[name][at]) for name in VECTORS_OF_STEPS}
         return {
             name.removeprefix("tile_"): None if id < 0 else self.file.vector(id)

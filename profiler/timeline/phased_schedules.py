@@ -135,8 +135,10 @@ class _LaidOut:
         after, last = host.after.max(axis=1), host.last.max(axis=1)
         sync = costs.sync if costs.num_ipus > 1 else 0
         length = first + before + work + sync + after + last
-        if left_out:
-            length[_middle_cycles(runs, micro_batches)] *= 1 + left_out
+        if left_out:  # for each phase and direction, in a cycle amid equal ones
+            stages = np.array([len(stages) for _, stages in runs])
+            cycles = micro_batches + stages - 1
+            length[np.cumsum(cycles) - cycles + stages + 1] *= 1 + left_out
 
         tasks = _Tasks()
         ready, over, free = _cycle_starts(
@@ -147,14 +149,6 @@ class _LaidOut:
         begins = ready + first + before
         end[-1] = aside.place(tasks, begins[:, None] + host.beside, int(end[-1]), free)
         return cls(active, host, tasks, over, sync, ready, begins, work, length, start, end)
-
-
-def _middle_cycles(runs: list[Run], micro_batches: int) -> np.ndarray:
-    """For each phase and direction, a cycle amid equal ones (see `pipelined_phases_total`)."""
-    cycles = np.array([micro_batches + len(stages) - 1 for _, stages in runs])
-    stages = np.array([len(stages) for _, stages in runs])
-    middle: np.ndarray = np.cumsum(cycles) - cycles + stages + 1
-    return middle
 
 
 Run = tuple[int, list[int]]  # FORWARD or BACKWARD, and the stages in the order of the pipeline

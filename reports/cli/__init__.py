@@ -21,11 +21,10 @@ from keyword import iskeyword
 from types import ModuleType
 from typing import Any
 
-from ipuscope import __version__
 from ipuscope.help_text import HelpText
 from ipuscope.reports.cli import common
 from ipuscope.reports.cli.common import CommandError, first_steps, one_line
-from ipuscope.words import Parser
+from ipuscope.words import Parser, add_version
 
 # In the order of --help: what newcomers need comes first.
 COMMANDS = (
@@ -74,8 +73,7 @@ def make_parser(*only: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=HelpText
     )
-    about: Any = {"version": f"ipu-report {__version__}", "help": "print the version and end"}
-    parser.add_argument("--version", action="version", **about)
+    add_version(parser)
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name in only or COMMANDS:
         module = file_of(name)

@@ -57,17 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what may change of the training: half (the precision), samples (up to 32 times as"
         " many a weight update), or both: half,samples. Without, both stay as they are",
     )
-    parser.add_argument(
-        "--samples",
-        type=common.positive,
-        default=0,
-        metavar="N",
-        help="allow up to N samples a weight update",
-    )
+    common.add_number(parser, "--samples", "allow up to N samples a weight update", default=0)
     common.add_top(parser, 8)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="keep the profiles of --check here"
-    )
+    common.add_output(parser, "keep the profiles of --check here", "DIR")
     common.add_form(parser)
     parser.add_argument(
         "--check",

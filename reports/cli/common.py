@@ -9,12 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipuscope.waiting import PATIENCE as PATIENCE
 from ipuscope.waiting import waiting as waiting
+from ipuscope.words import add_flag as add_flag
+from ipuscope.words import add_number as add_number
+from ipuscope.words import count as count
 from ipuscope.words import one_line as one_line
-from ipuscope.words import positive as positive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,32 +96,19 @@ def add_form(parser: argparse.ArgumentParser, top: int = 0) -> None:
 
 def add_each(parser: argparse.ArgumentParser) -> None:
     """Add ``--each``, a row for each of many stages or IPUs."""
-    parser.add_argument(
-        "--each", action="store_true", help="every IPU or stage, not one for all that are alike"
-    )
+    add_flag(parser, "--each", "every IPU or stage, not one for all that are alike")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add ``--run``, the position of a run."""
-    parser.add_argument(
-        "--run",
-        dest="which_run",
-        type=count,
-        default=0,
-        metavar="N",
-        help="which of the profiled calls (default: 0, the first)",
-    )
+    words = "which of the profiled calls (default: 0, the first)"
+    add_number(parser, "--run", words, type=count, dest="which_run", default=0)
 
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
     """Add ``--iteration``, a device iteration of the run."""
-    parser.add_argument(
-        "--iteration",
-        type=count,
-        default=0,
-        metavar="N",
-        help="which device iteration of the run (default: 0)",
-    )
+    words = "which device iteration of the run (default: 0)"
+    add_number(parser, "--iteration", words, type=count, default=0)
 
 
 def _columns(text: str) -> int:
@@ -140,24 +129,27 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMNS",
         help="columns to use instead of the terminal's width",
     )
-    parser.add_argument("--ascii", action="store_true", help="ASCII characters only")
+    add_flag(parser, "--ascii", "ASCII characters only")
 
 
 def add_ipu(parser: argparse.ArgumentParser, default: int | None = None) -> None:
     """Add ``--ipu``, an IPU or, without a default, all."""
     words = "this IPU only (default: all)" if default is None else f"IPU (default: {default})"
-    parser.add_argument("--ipu", type=count, default=default, metavar="N", help=words)
+    add_number(parser, "--ipu", words, type=count, default=default)
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     """Add ``--top``, how many rows to print."""
-    parser.add_argument(
-        "--top",
-        type=count,
-        metavar="N",
-        help=(f"rows, 0 for all (default: {default} when printed, all with --json and --csv)"),
-    )
+    words = f"rows, 0 for all (default: {default} when printed, all with --json and --csv)"
+    add_number(parser, "--top", words, type=count)
     parser.set_defaults(top_for_people=default)
+
+
+def add_output(
+    parser: argparse.ArgumentParser, help: str, metavar: str = "FILE", **more: Any
+) -> None:
+    """Add ``--output``, what to write."""
+    parser.add_argument("-o", "--output", type=Path, metavar=metavar, help=help, **more)
 
 
 def add_stage_ipus(parser: argparse.ArgumentParser, help: str) -> None:
@@ -170,13 +162,6 @@ def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:
     if args.stage_ipus is None:
         return None
     return whole_numbers("--stage-ipus", args.stage_ipus)
-
-
-def count(words: str) -> int:
-    """An argparse type: a whole number that is not negative."""
-    if not words.isdecimal():
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
-    return int(words)
 
 
 def whole_numbers(option: str, words: str) -> tuple[int, ...]:

@@ -21,11 +21,8 @@ EXAMPLES = """  ipu-report doctor demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "--rows",
-        action="store_true",
-        help="compare all rows with what is packed, as for a file from a stranger",
-    )
+    words = "compare all rows with what is packed, as for a file from a stranger"
+    common.add_flag(parser, "--rows", words)
 
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:

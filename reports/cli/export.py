@@ -52,9 +52,7 @@ _TABLES = (*_OF_RUN, "ops", "stages", "blocks", "program_steps", "variables", "m
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profile(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
-    )
+    common.add_output(parser, "where to write it", required=True)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -80,19 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE",
         help=f"what to write as .csv or .parquet: {', '.join(_TABLES)} (default: steps)",
     )
-    parser.add_argument(
-        "--run",
-        dest="which_run",
-        type=common.count,
-        metavar="N",
-        help="only this profiled call (default: all in a trace, else the first)",
-    )
-    parser.add_argument(
-        "--iteration",
-        type=common.count,
-        metavar="N",
-        help="only this device iteration of the run (default: all; of stacks the first)",
-    )
+    call = "only this profiled call (default: all in a trace, else the first)"
+    common.add_number(parser, "--run", call, type=common.count, dest="which_run")
+    one = "only this device iteration of the run (default: all; of stacks the first)"
+    common.add_number(parser, "--iteration", one, type=common.count)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,14 +15,8 @@ EXAMPLES = """  ipu-report html demo/training -o report.html
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profile(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("report.html"),
-        metavar="FILE",
-        help="where to write it (default: report.html)",
-    )
+    words = "where to write it (default: report.html)"
+    common.add_output(parser, words, default=Path("report.html"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,11 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--debug", metavar="FILE", help="its debug.cbor (default: the one beside it, if any)"
     )
     parser.add_argument("--trace", metavar="FILE", help="the .pvti file of the run")
-    parser.add_argument(
-        "--anonymise",
-        action="store_true",
-        help="numbers instead of names, and FILE.txt with what was met",
-    )
+    words = "numbers instead of names, and FILE.txt with what was met"
+    common.add_flag(parser, "--anonymise", words)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,27 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
-    from ipuscope.reports.tables import (
-        Column,
-        Page,
-        Table,
-        integer,
-        kibibytes,
-        text,
-        whole_kibibytes,
-    )
+    from ipuscope.reports.tables import Column, Page, Table, kibibytes, text, whole_kibibytes
 
     common.check_ipu(report, args.ipu)
     frame = report.liveness(args.ipu)
     if common.top(args):
         frame = frame.sort_values("total", ascending=False, kind="stable")
     columns = (
-        Column("position", "step", integer),
+        Column("position", "step"),
         Column("name", "name", text),
         Column("direction", "direction", text),
         Column("always_live", "always\nKiB", whole_kibibytes),
         Column("not_always_live", "besides\nKiB", whole_kibibytes),
-        Column("max_tile", "fullest\ntile", integer),
+        Column("max_tile", "fullest\ntile"),
         Column("max_tile_bytes", "its KiB", kibibytes),
     )
     return Page(str(report.path), (Table("liveness", frame, columns, most=common.top(args)),))

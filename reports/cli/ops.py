@@ -53,11 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sort", choices=[*_SORT], default="total", help="column to sort by (default: total)"
     )
     parser.add_argument("--name", metavar="WORDS", help="only operators whose name contains this")
-    parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
+    common.add_number(parser, "--stage", "only this stage", type=common.count)
     parser.add_argument("--direction", choices=DIRECTIONS, help="only this direction")
-    parser.add_argument(
-        "--why", action="store_true", help="what keeps each most from its ceiling, in words"
-    )
+    common.add_flag(parser, "--why", "what keeps each most from its ceiling, in words")
     parser.add_argument(
         "--alike", choices=_ALIKE, help="compare what is repeated, and nothing else"
     )

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_run(parser)
     common.add_iteration(parser)
-    parser.add_argument("--no-drawing", action="store_true", help="without the timeline")
+    common.add_flag(parser, "--no-drawing", "without the timeline")
     common.add_drawing(parser)
     common.add_each(parser)
 

@@ -21,9 +21,7 @@ TOP = 60  # rows for people
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "--depth", type=common.positive, metavar="N", help="levels to show (default: all)"
-    )
+    common.add_number(parser, "--depth", "levels to show (default: all)")
     parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
 
 

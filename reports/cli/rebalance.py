@@ -12,7 +12,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipuscope.reports.cli import common
@@ -40,12 +39,8 @@ _WAYS = ("profiled", "choose", "always", "never")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
-    parser.add_argument(
-        "--stages", type=common.positive, metavar="N", help="number of stages (default: fastest)"
-    )
-    parser.add_argument(
-        "--fewest", action="store_true", help="the fewest IPUs on which the model fits"
-    )
+    common.add_number(parser, "--stages", "number of stages (default: fastest)")
+    common.add_flag(parser, "--fewest", "the fewest IPUs on which the model fits")
     common.add_stage_ipus(parser, "the IPU of each stage; an IPU may appear more than once")
     parser.add_argument(
         "--together",
@@ -64,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default="profiled",
             help=f"{what}: as some stages did (default), chosen for each, or the same for all",
         )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
-    )
+    common.add_output(parser, "write the placement here")
     common.add_form(parser)
 
 
@@ -81,15 +74,6 @@ def run(args: argparse.Namespace) -> int:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
         args.profiles = [str(common.find_one(args.profiles[0]))]
     return common.each_profile(args, lambda report: _propose(report, args))
-
-
-def _costs(report: common.Report) -> Costs:
-    from ipuscope.planner.costs.profile_costs import Costs
-
-    try:
-        return Costs.from_report(report)
-    except ValueError as error:
-        raise common.CommandError(str(error)) from error
 
 
 def best(
@@ -193,10 +177,10 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.planner.search.what_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
     from ipuscope.profiler.provenance import Provenance
-    from ipuscope.reports.cli.whatif import stage_columns, stage_rows
+    from ipuscope.reports.cli.whatif import costs_of, stage_columns, stage_rows
     from ipuscope.reports.tables import Column, Fact, Facts, Page, Table, say, sentence
 
-    costs = _costs(report)
+    costs = costs_of(report)
     choices = _choices(costs, args)
     try:
         split = _wanted_or_nearest(report, costs, args, choices)

@@ -17,15 +17,9 @@ TOP = 20  # rows for people
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_ipu(parser, 0)
-    parser.add_argument(
-        "--tile", type=common.count, metavar="N", help="tile (default: the fullest)"
-    )
-    parser.add_argument(
-        "--step",
-        type=common.count,
-        metavar="N",
-        help="position in the program (default: the fullest)",
-    )
+    common.add_number(parser, "--tile", "tile (default: the fullest)", type=common.count)
+    words = "position in the program (default: the fullest)"
+    common.add_number(parser, "--step", words, type=common.count)
 
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:

@@ -79,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'FILE ARGS'",
         help="the script of the profile, with its arguments: Rebalance compiles splits with it",
     )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="print the address instead of opening a browser"
-    )
+    common.add_flag(parser, "--no-browser", "print the address instead of opening a browser")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,12 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which Block in which stage (may be repeated)",
     )
     common.add_stage_ipus(parser, "the IPU of each stage (default: 0, 1, 2 ...)")
-    parser.add_argument(
-        "--micro-batches",
-        type=common.positive,
-        metavar="N",
-        help="gradient accumulation (default: as profiled)",
-    )
+    words = "gradient accumulation (default: as profiled)"
+    common.add_number(parser, "--micro-batches", words)
     whatif_schedules.add_arguments(parser)
 
 
@@ -57,7 +53,6 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
     """The page of a profile."""
     import pandas as pd
 
-    from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.predict.split_text import parse_assignment, profiled
     from ipuscope.planner.predict.what_if import what_if
     from ipuscope.profiler import confidence, units
@@ -74,10 +69,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
     )
     from ipuscope.reports.tables import text as words
 
-    try:
-        costs = profiled_costs = Costs.from_report(report)
-    except ValueError as error:  # which names the profile
-        raise common.CommandError(str(error)) from error
+    costs = profiled_costs = costs_of(report)
     try:
         if args.micro_batches:
             costs = costs.of_micro_batches(args.micro_batches)
@@ -122,6 +114,16 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
         holds=not any(prediction.problems for _, prediction in predictions),
     )
+
+
+def costs_of(report: common.Report) -> Costs:
+    """The costs of a profile's Blocks. CommandError if it has none."""
+    from ipuscope.planner.costs.profile_costs import Costs
+
+    try:
+        return Costs.from_report(report)
+    except ValueError as error:  # which names the profile
+        raise common.CommandError(str(error)) from error
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:

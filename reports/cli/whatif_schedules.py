@@ -24,13 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="another schedule: its name, 'all', or a CSV file (may be repeated)",
     )
-    parser.add_argument(
-        "--chunks",
-        type=common.positive,
-        default=2,
-        metavar="N",
-        help="stages on each IPU, for interleaved schedules (default: 2)",
-    )
+    words = "stages on each IPU, for interleaved schedules (default: 2)"
+    common.add_number(parser, "--chunks", words, default=2)
     parser.add_argument(
         "--schedule-csv",
         metavar="FILE",

@@ -53,6 +53,12 @@ def bar(y: Any, x: Any, hover: Any, **more: Any) -> dict[str, Any]:
     return {"type": "bar", "orientation": "h", "y": y, "x": x, **said, **more}
 
 
+def colour_bar(title: str, side: str = "top", **more: Any) -> dict[str, Any]:
+    """The scale beside a map of colours."""
+    words = {"text": title, "side": side, "font": {"size": 12}}
+    return {"title": words, "thickness": 14, "outlinewidth": 0, **more}
+
+
 def as_plotly(figure: go.Figure | Drawing) -> go.Figure:
     """Either as a plotly figure, for who has no server."""
     return figure.checked() if isinstance(figure, Drawing) else figure

@@ -15,7 +15,15 @@ from plotly.subplots import make_subplots
 
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, legend_above, note, vertical
+from ipuscope.viewer.figures.drawing import (
+    NAMES_DOWN,
+    Drawing,
+    above,
+    colour_bar,
+    legend_above,
+    note,
+    vertical,
+)
 from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from ipuscope.viewer.figures.units import as_array, plain
@@ -87,15 +95,6 @@ def heat_map(
     least, most = scale or (float(values.min(initial=0)), float(values.max(initial=0)))
     over = most > limit
     top = max(most, limit) / KIB if to_limit or over else max(1.0, most / KIB)
-    colours = {
-        # at its side the title would be over numbers
-        "title": {"text": "KiB", "side": "top", "font": {"size": 12}},
-        "thickness": 14,
-        "len": 0.94,
-        "y": 1,
-        "yanchor": "top",
-        "outlinewidth": 0,
-    }
     heat = {
         "type": "heatmap",
         "z": (values.T / KIB).astype(np.float32),
@@ -104,7 +103,7 @@ def heat_map(
         "zmin": 0 if to_limit or over else least / KIB,
         "zmax": top,
         "colorscale": colours_to(most, limit),
-        "colorbar": colours,
+        "colorbar": colour_bar("KiB", len=0.94, y=1, yanchor="top"),
         "hovertemplate": "step %{x:.0f}, tile %{y:.0f}<br>%{z:.1f} KiB live<extra></extra>",
     }
     plain_axis = {"showgrid": False, "zeroline": False, "ticks": ""}
@@ -313,14 +312,9 @@ def chip(
             colorscale=colours_to(most, limit) if to_limit else "Viridis",
             xgap=1,
             ygap=1,
-            colorbar={
-                "title": {"text": name, "side": "top", "font": {"size": 12}},
-                "thickness": 14,
-                "outlinewidth": 0,
-            },
-            hovertemplate="tile %{customdata}: %{z:,.1f} "
-            + name
-            + "<br>column %{x}, row %{y}<extra></extra>",
+            colorbar=colour_bar(name),
+            hovertemplate=f"tile %{{customdata}}: %{{z:,.1f}} {name}<br>column %{{x}}, row %{{y}}"
+            "<extra></extra>",
         )
     )
     figure.update_layout(
@@ -345,10 +339,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
     ``columns``: of the legend, when the figure is at its narrowest.
     """
     ipus = sorted(set(memory["ipu"].tolist()))
-    kind = [
-        kind_of(category, role)
-        for category, role in zip(memory["category"], memory["role"], strict=True)
-    ]
+    kind = list(map(kind_of, memory["category"], memory["role"]))
     grouped = memory.assign(kind=kind).groupby(["kind", "ipu"])["bytes"].sum()
     labels = [f"IPU {ipu}" for ipu in ipus]
     figure = go.Figure()
@@ -394,8 +385,8 @@ def tile_kinds(
     category: np.ndarray, role: np.ndarray, nbytes: np.ndarray, theme: Theme
 ) -> go.Figure:
     """The contents of one tile by purpose: of each variable that is live its kind and its bytes."""
-    kind = [kind_of(*both) for both in zip(category.tolist(), role.tolist(), strict=True)]
-    size = np.bincount(np.array(kind, dtype=np.int64), weights=nbytes, minlength=len(KINDS))
+    kind = np.array([*map(kind_of, category.tolist(), role.tolist())], dtype=np.int64)
+    size = np.bincount(kind, weights=nbytes, minlength=len(KINDS))
     order = [at for at in np.argsort(size, kind="stable") if size[at] > 0]
     figure = go.Figure(
         go.Bar(
@@ -436,9 +427,7 @@ def lifetimes(
         f"{at + 1}. {plain(units.shortened(name, letters))}"
         for at, name in enumerate(variables["name"])
     ]
-    kind = np.array(
-        [kind_of(c, r) for c, r in zip(variables["category"], variables["role"], strict=True)]
-    )
+    kind = np.array([*map(kind_of, variables["category"], variables["role"])])
     start, stop = variables["start"].to_numpy(), variables["stop"].to_numpy()
     size = variables["bytes"].to_numpy()
     for at in sorted(set(kind.tolist())):

@@ -240,24 +240,27 @@ def critical(
 
 def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) -> dict[str, Any]:
     """Arrows from the IPU whose work ends to the one that waited for it."""
+    gap = np.full(len(x), np.nan)
     return {
-        "type": "scatter",
-        "x": np.stack([x, x, np.full(len(x), np.nan)], axis=1).ravel(),
-        "y": np.stack([before, after, np.full(len(x), np.nan)], axis=1).ravel(),
-        "mode": "lines+markers",
-        "line": {"color": theme.limit, "width": 1},
-        "marker": {
-            "symbol": "arrow",
-            "angleref": "previous",
-            "size": np.tile([0, 9, 0], len(x)),
-            "color": theme.limit,
-            "line": {"width": 0},  # else plotly draws one in the page's colour
-        },
+        "x": np.stack([x, x, gap], axis=1).ravel(),
+        "y": np.stack([before, after, gap], axis=1).ravel(),
+        **_arrows(np.tile([0, 9, 0], len(x)), theme.limit, 1),
         "name": "critical path",
         "legendgroup": "critical path",
         "showlegend": False,
-        "hoverinfo": "skip",
         "connectgaps": False,
+    }
+
+
+def _arrows(sizes: np.ndarray, colour: str, width: float) -> dict[str, Any]:
+    """The look of lines with arrowheads of these sizes."""
+    marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": colour}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": width},
+        "marker": {**marker, "line": {"width": 0}},  # else plotly draws one in the page's colour
+        "hoverinfo": "skip",
     }
 
 
@@ -321,23 +324,13 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[di
     tasks = tasks[lanes.lane[tasks["ipu"].to_numpy()] >= 0]
     tasks = tasks.sort_values(["iteration", "start"], kind="stable")
     times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
-    first = np.arange(len(times)) % 2 == 0
+    at = np.arange(len(times))
     return [
         {
-            "type": "scatter",
             "x": times * clock.scale,
             "y": np.repeat(lanes.lane[tasks["ipu"].to_numpy()], 2) + TASK[0],
-            "mode": "lines+markers",
-            "line": {"color": theme.text, "width": 1.5},
-            "marker": {
-                "symbol": "arrow",
-                "size": np.where(first & (np.arange(len(times)) > 0), 12, 0),
-                "angleref": "previous",
-                "color": theme.text,
-                "line": {"width": 0},
-            },
+            **_arrows(np.where((at % 2 == 0) & (at > 0), 12, 0), theme.text, 1.5),
             "name": f"micro-batch {micro_batch}",
-            "hoverinfo": "skip",
         }
     ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ipuscope.viewer.figures.drawing import above
+from ipuscope.viewer.figures.drawing import above, colour_bar
 from ipuscope.viewer.figures.memory import colours_to
 from ipuscope.viewer.figures.theme import Theme, between, text_on
 from ipuscope.viewer.figures.units import as_array, percent, rows_of, shortened, size
@@ -56,17 +56,22 @@ def pod_map(
             yaxis={"visible": False, "range": [rows + 0.05, -0.05]},
             showlegend=False,
             hovermode="closest",
+            annotations=[
+                above(one * width + left, f"<b>rack {one}</b>", theme.text, size=13, xanchor="left")
+                for one in range(racks)
+            ],
         )
     )
     fills = _cells(figure, ipus, share, x, row, title)
     if len(ipus) <= _MOST_NUMBERS and cell >= _LEAST_CELL:
-        _numbers(figure, share, fills, x, row)
-    _racks(figure, racks, width, left, theme)
+        # in per cent, black or white as is more readable on the cell's fill
+        font = {"size": 12, "color": [text_on(fill) for fill in fills]}
+        _words(figure, x, row + 0.5, as_array([f"{100 * one:.0f}" for one in share]), font)
     if named:
         firsts = ipus.assign(row=row).drop_duplicates("machine")
-        _machines(
-            figure, names, firsts["rack"] * width + left - 6 / cell, firsts["row"] + 0.5, theme
-        )
+        left_of = firsts["rack"] * width + left - 6 / cell
+        font = {"size": 11, "color": theme.muted}
+        _words(figure, left_of, firsts["row"] + 0.5, names, font, textposition="middle left")
     _outlines(figure, ipus, x, row, theme)
     return figure
 
@@ -104,30 +109,17 @@ def _cells(
         zmax=100 * most,
         xgap=2,
         ygap=2,
-        colorbar={
-            "title": {"text": title, "side": "right", "font": {"size": 12}},
-            "tickfont": {"size": 11},
-            "ticksuffix": "%",
-            "thickness": 12,
-            "outlinewidth": 0,
-        },
+        colorbar=colour_bar(title, "right", tickfont={"size": 11}, ticksuffix="%", thickness=12),
     )
     shades = {one: between(colours, one / most) for one in set(share.tolist())}  # IPUs are alike
     return [shades[one] for one in share.tolist()]
 
 
-def _numbers(
-    figure: go.Figure, share: np.ndarray, fills: list[str], x: np.ndarray, row: np.ndarray
+def _words(
+    figure: go.Figure, x: Any, y: Any, words: Any, font: dict[str, Any], **more: Any
 ) -> None:
-    """The share in each cell, in per cent, black or white as is more readable on its fill."""
-    figure.add_scatter(
-        x=x,
-        y=row + 0.5,
-        text=as_array([f"{100 * one:.0f}" for one in share]),
-        mode="text",
-        textfont={"size": 12, "color": [text_on(fill) for fill in fills]},
-        hoverinfo="skip",
-    )
+    """Texts at places of the map."""
+    figure.add_scatter(x=x, y=y, text=words, mode="text", textfont=font, hoverinfo="skip", **more)
 
 
 def _about(ipu: Any) -> str:
@@ -147,29 +139,6 @@ def _names(ipus: pd.DataFrame) -> list[str]:
         f"r{one.replica} p{one.ipu}" + (f" t{one.shard}" if spans else "")
         for one in rows_of(ipus.drop_duplicates("machine"))
     ]
-
-
-def _machines(
-    figure: go.Figure, names: list[str], x: pd.Series[float], y: pd.Series[float], theme: Theme
-) -> None:
-    figure.add_scatter(
-        x=x,
-        y=y,
-        text=names,
-        mode="text",
-        textposition="middle left",
-        textfont={"size": 11, "color": theme.muted},
-        hoverinfo="skip",
-    )
-
-
-def _racks(figure: go.Figure, racks: int, width: float, left: float, theme: Theme) -> None:
-    figure.update_layout(
-        annotations=[
-            above(rack * width + left, f"<b>rack {rack}</b>", theme.text, size=13, xanchor="left")
-            for rack in range(racks)
-        ]
-    )
 
 
 def _outlines(

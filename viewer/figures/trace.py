@@ -459,11 +459,9 @@ def _wanted(rows: Trace, find: str, have: Collection[str] = ()) -> np.ndarray | 
 def _codes(rows: Trace, find: str, have: Collection[str]) -> np.ndarray | None:
     """The rows' codes, with slices that do not match made faint; None if there is no search."""
     wanted = _wanted(rows, find, have)
-    return (
-        None
-        if wanted is None
-        else np.where(wanted[rows.label[rows.rows.source]], rows.rows.code, _FAINT)
-    )
+    if wanted is None:
+        return None
+    return np.where(wanted[rows.label[rows.rows.source]], rows.rows.code, _FAINT)
 
 
 def _hover(rows: Trace, pieces: Pieces, source: np.ndarray, clock: Clock) -> list[str]:

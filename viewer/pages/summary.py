@@ -53,22 +53,18 @@ def _later(id: str) -> Any:
 
 def _stages(report: Report, theme: Theme) -> Any:
     """Work of each stage, with links to the operators of the longest."""
+    longest = report.stages.sort_values("cycles", ascending=False, kind="stable").head(MOST_WAITS)
+    links = [
+        dcc.Link(f"stage {stage}", href=f"/costs?stage={stage}")
+        for stage in longest["stage"].tolist()
+    ]
     return bars_card(
         "Stages: cycles of a micro-batch",
         "stage-costs",
         bar_figures.stage_costs(report.stages, Clock(report.target.clock_hz), theme),
-        html.P(["Their operators: ", *_operators_of(report)], className="note stage-links"),
+        html.P(["Their operators: ", *links], className="note stage-links"),
         note="Its own work only, without copies and transfers.",
     )
-
-
-def _operators_of(report: Report) -> list[Any]:
-    """Links to the operators of the stages that compute longest, longest first."""
-    longest = report.stages.sort_values("cycles", ascending=False, kind="stable").head(MOST_WAITS)
-    return [
-        dcc.Link(f"stage {stage}", href=f"/costs?stage={stage}")
-        for stage in longest["stage"].tolist()
-    ]
 
 
 def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:

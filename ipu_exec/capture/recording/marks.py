@@ -12,34 +12,27 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import info, is_view
 from ipuscope.profiler.enums import Role
 
-Tensors = Iterable[tuple[torch.Tensor, int]]  # each with its value
-
 _DIVIDES = "aten.div.Tensor"
-
-
-def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
-    """Note the storages that ops.recomputationCheckpoint was called on."""
-    for tensor, value in tensors:
-        if getattr(tensor, "_ipu_checkpoint", False):
-            graph.checkpoints.add(graph.values[value].storage)
-
-
-def note_serialised_products(graph: Graph, tensors: Tensors) -> None:
-    """Note which operators cut an operand of ops.serializedMatMul."""
-    for tensor, value in tensors:
-        maker = graph.values[value].producer
-        if maker >= 0 and getattr(tensor, "_ipu_serialised", False):
-            op = graph.ops[maker]
-            op.attributes = replace(op.attributes, serialised=True)
 
 
 _COLLECTIVES = "_c10d_functional."
 
 
-def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
-    """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
+def note_marks(graph: Graph, tensors: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Note what the functions asked for; ``tensors``: each with its value.
+
+    Of ops.recomputationCheckpoint the storages that it was called on, of ops.serializedMatMul the
+    operators that cut an operand, and of ops.set_available_memory what an operator and its
+    gradients' may use.
+    """
     proportions: dict[int, float] = {}  # by forward op
     for tensor, value in tensors:
+        if getattr(tensor, "_ipu_checkpoint", False):
+            graph.checkpoints.add(graph.values[value].storage)
+        maker = graph.values[value].producer
+        if maker >= 0 and getattr(tensor, "_ipu_serialised", False):
+            cuts = graph.ops[maker]
+            cuts.attributes = replace(cuts.attributes, serialised=True)
         proportion = getattr(tensor, "_ipu_proportion", 0.0)
         op = _planned_maker(graph, value) if proportion else None
         if op is not None:

@@ -26,11 +26,11 @@ class OpenAnnotations:
     """All open annotations; `OPEN` is the only instance."""
 
     block: BlockState | None = None
-    ended: bool = False  # by the end of a `with Block`
+    ended: bool = False  # by the end of a `with Block`: PopTorch allows no operator before the next
     depth: int = 0  # of `with Block`
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
-    scopes: list[str] = field(default_factory=list)
+    scopes: list[str] = field(default_factory=list)  # modules' and `NameScope`s', outermost first
     multi_conv: MultiConvGroup | None = None
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -54,11 +54,6 @@ def current_block() -> BlockState | None:
     return OPEN.block
 
 
-def block_ended() -> bool:
-    """True after a ``with Block`` until the next begins: PopTorch allows no operator there."""
-    return OPEN.ended
-
-
 def multi_conv() -> MultiConvGroup | None:
     """The open multi-convolution, if any."""
     return OPEN.multi_conv
@@ -71,11 +66,6 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
             "Nested poptorch.MultiConv is not supported: end one before the next begins"
         )
     OPEN.multi_conv = None if settings is None else MultiConvGroup(dict(settings))
-
-
-def name_scopes() -> list[str]:
-    """The open scopes, outermost first, modules' and `NameScope`s': the live list, not a copy."""
-    return OPEN.scopes
 
 
 def attributes() -> tuple[tuple[str, str, str], ...]:

@@ -21,13 +21,7 @@ from ipu_exec.base.structures import tensors_in
 from ipu_exec.capture.control_flow import in_argument_check, in_metric
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.no_content import note_constant
-from ipu_exec.capture.recording.open_blocks import (
-    attributes,
-    block_ended,
-    current_block,
-    multi_conv,
-    name_scopes,
-)
+from ipu_exec.capture.recording.open_blocks import OPEN, attributes, current_block, multi_conv
 from ipu_exec.capture.recording.origins import (
     AutogradNodes,
     SourceLine,
@@ -41,7 +35,6 @@ from ipu_exec.capture.rewrites.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
-from ipu_exec.capture.sharding import is_distributed, own_share
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OperatorAttributes, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering import info, is_view
@@ -131,7 +124,7 @@ class Recorder(TorchDispatchMode):
         self._nodes = AutogradNodes()
         self._blocks: dict[tuple[str, int | None], int] = {}  # (user_id, ipu_id) -> index
         self._name_counts: dict[str, int] = {}
-        self._scopes = name_scopes()
+        self._scopes = OPEN.scopes  # the live list, not a copy
         self._paused = False
 
     # -- tensors ---
@@ -166,7 +159,7 @@ class Recorder(TorchDispatchMode):
 
     def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
         """The value of a tensor; a new one for a tensor, or a view, not recorded before."""
-        tensor = own_share(tensor)
+        tensor = getattr(tensor, "_local_tensor", tensor)  # this rank's share of a DTensor
         recorded = self._values.get(id(tensor))
         if recorded is not None:
             return recorded
@@ -231,8 +224,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        if is_distributed(types):
-            return NotImplemented
+        if any(kind.__module__.startswith("torch.distributed") for kind in types):
+            return NotImplemented  # wrapped tensors make the calls on their contents
         name = str(func)
         if name.startswith(_QUESTIONS):
             return func(*args, **kwargs)
@@ -432,7 +425,7 @@ class Recorder(TorchDispatchMode):
                 " PopTorch",
                 f"{op.file}:{op.line}" if op.file else "",
             )
-        if block_ended() and self.graph.outside < 0 and not is_view(op.aten):
+        if OPEN.ended and self.graph.outside < 0 and not is_view(op.aten):
             self.graph.outside = op.id
         group = multi_conv()
         if group is not None:

@@ -83,11 +83,6 @@ def trilinear(
     return torch.einsum(f"{partial},{without(expand3)}->{without(sumdim)}", product, third)
 
 
-def all_true(values: torch.Tensor) -> torch.Tensor:
-    """Whether all elements are true, as torch.distributions checks its arguments."""
-    return values.all()
-
-
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
@@ -258,7 +253,7 @@ def renormalised(
 
 
 _OURS: dict[str, Decomposition] = {
-    "_is_all_true": all_true,
+    "_is_all_true": torch.all,  # as torch.distributions checks its arguments
     "bincount": counts,
     "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
     "diagonal_scatter": diagonal_scatter,

@@ -36,12 +36,6 @@ _FUSED = {
 }
 
 
-def _first_list(spec: OpSpec) -> tuple[Operand, ...]:
-    return next(
-        (a for a in spec.args if isinstance(a, tuple) and a and isinstance(a[0], Operand)), ()
-    )
-
-
 def _map_all(build: Builder, name: str, kind: str, tensors: list[Operand]) -> None:
     """One compute set with a vertex on each tile for each tensor that has elements there."""
     cycles, count, flops = np.zeros(build.tiles, np.int64), np.zeros(build.tiles, np.int64), 0
@@ -57,7 +51,8 @@ def _map_all(build: Builder, name: str, kind: str, tensors: list[Operand]) -> No
 
 def _run(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     build = Builder(spec, machine)
-    leaders = _first_list(spec)
+    lists = (a for a in spec.args if isinstance(a, tuple) and a and isinstance(a[0], Operand))
+    leaders = next(lists, ())
     placed = [build.place(index) for index in range(len(spec.operands))]
     tensors = placed[: len(leaders)]
     arrived = np.zeros(machine.tiles, np.int64)

@@ -64,12 +64,6 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
     return start + 1
 
 
-def _matrix(operand: Operand, columns: int) -> Operand:
-    """The operand as a matrix, with all but the last dimension flattened."""
-    rows = operand.elements // columns
-    return replace(operand, shape=(rows, columns), strides=(columns, 1))
-
-
 def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Operand, Product]:
     done = multiply(build, name, sides_of(build.spec, left, right), left.dtype)
     shape = (left.shape[-2], right.shape[-1])
@@ -337,7 +331,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     hidden, steps, inputs = w_hidden.shape[-1], data.shape[0], data.shape[-1]
     batch, gates = data.elements // steps // inputs, w_hidden.shape[0] // hidden
     sizes = _Sizes(steps, batch, inputs, hidden, gates, data.dtype, data.item_bytes)
-    x = _matrix(build.place(0), inputs)
+    x = replace(build.place(0), shape=(steps * batch, inputs), strides=(inputs, 1))
     w_in, w_rec = (replace(build.place(i), role=Role.WEIGHT) for i in (1, 2))
     first = build.next
     worklists = _steps_back(build, sizes, w_in, w_rec)

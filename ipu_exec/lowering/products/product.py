@@ -330,11 +330,6 @@ class _ProductSteps:
             self.part, self.splits.method, share.segments, share.width, ins, share.groups
         )
 
-    def _padding_elements(self) -> Array:
-        share, splits = self.share, self.splits
-        extents = share.segments, share.width, share.ins, share.groups
-        return padding_elements(self.part, splits.method, splits.filter_height, *extents)
-
     def _about(self, what: str) -> Wanted:
         stride = self.given.channel_strides[what == "weight"]
         return self.problem, self.dtype, self.splits, what, stride, self.given.keys.get(what)
@@ -388,7 +383,8 @@ class _ProductSteps:
                 self._pad_last_group(lying, padded)
             in_place, padded, arriving = True, 0, arriving if not expand else slices * item
         first, even = build.next, splits.outs % 2 == 0
-        zeros = self._padding_elements() * item
+        extents = self.share.segments, self.share.width, self.share.ins, self.share.groups
+        zeros = padding_elements(self.part, splits.method, splits.filter_height, *extents) * item
         if in_place:
             home = np.minimum(lying, arriving)
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
@@ -529,7 +525,8 @@ class _ProductSteps:
         here = (traffic.received == 0) & (traffic.sliced == weight_bytes) & traffic.in_place
         gathered = np.where(here, 0, weight_bytes - self._whole_weights_here(traffic))
         last = build.next
-        first, done, sent = last, self._step_outputs(), last
+        first, sent = last, last
+        done = share.field * self.step_outs * share.groups  # before input splits share them
         read_here = np.where(here, weight_bytes, weight_bytes - gathered)
         for serial in range(splits.serial):
             tail = f"/{serial + 1}" if splits.serial > 1 else ""
@@ -579,10 +576,6 @@ class _ProductSteps:
         block_bytes = block * self.unit.item_bytes
         whole = np.minimum(traffic.sliced // block_bytes * block_bytes, self.step_weight_bytes)
         return np.where(padded, 0, whole)
-
-    def _step_outputs(self) -> Array:
-        """Results of a serial step without padding, before they are shared over input splits."""
-        return self.share.field * self.step_outs * self.share.groups
 
     def _vertex_cycles(self) -> Array:
         """The vertex cycles of each tile in a serial step."""
