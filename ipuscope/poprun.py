@@ -70,7 +70,6 @@ def poprun_parser() -> argparse.ArgumentParser:
         description="Run several instances of a PopTorch script on modelled IPUs.",
         epilog=_EXAMPLE,
         formatter_class=HelpText,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--version",
