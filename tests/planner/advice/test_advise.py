@@ -24,6 +24,7 @@ from ipuscope.planner.advice import (
     anything,
     basis_of,
 )
+from ipuscope.planner.advice.search import predicted
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
@@ -134,6 +135,24 @@ class Layers(nn.Module):
                 x = torch.relu(layer(x))
         with ipu_exec.Block("loss"):
             return x, nn.functional.mse_loss(x, target)
+
+
+@pytest.mark.parametrize("location", ["setWeightLocation", "setAccumulatorLocation"])
+def test_what_comes_for_each_micro_batch_is_as_large_whatever_the_samples(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for levers in ("", "micro-batch=16,micro-batches=2"):
+        monkeypatch.setenv(LEVERS_VARIABLE, levers)
+        options = _options(tmp_path / levers).setExecutionStrategy(ipu_exec.ShardedExecution())
+        off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        getattr(options.TensorLocations, location)(off_chip)
+        inputs = (torch.zeros(8 * 4, 512), torch.zeros(8 * 4, 512))
+        reports.append(_compiled(Wide(), options, inputs))
+    before, after = reports
+    pulled = predicted(basis_of(before), Levers(micro_batch=16, micro_batches=2))
+    obtained = analysis.pace(after).samples_per_second
+    assert pulled.samples_per_second == pytest.approx(obtained, rel=0.01)
 
 
 def _phases(kind: str) -> ipu_exec.IStrategy:
