@@ -189,7 +189,8 @@ class Basis:
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         if levers.overlap:
-            costs = replace(costs, streams=costs.streams.beside_compute(), pipelined=False)
+            streams = costs.streams.beside_compute(costs.training)
+            costs = replace(costs, streams=streams, pipelined=False)
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = self._in_parts(costs)
         return costs

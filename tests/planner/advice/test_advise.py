@@ -155,6 +155,24 @@ def test_what_comes_for_each_micro_batch_is_as_large_whatever_the_samples(
     assert pulled.samples_per_second == pytest.approx(obtained, rel=0.01)
 
 
+def test_host_io_beside_compute_begins_and_ends_alone_in_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for levers in ("", "overlap"):
+        monkeypatch.setenv(LEVERS_VARIABLE, levers)
+        options = _options(tmp_path / f"of {levers}").deviceIterations(3)
+        options.setExecutionStrategy(ipu_exec.ShardedExecution())
+        options.Training.gradientAccumulation(1)
+        layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(16)))
+        model = ipu_exec.inferenceModel(layers, options)
+        model.compile(torch.zeros(3 * 32, 512))
+        reports.append(open_report(options.profiling().directory / "inference"))
+    before, after = reports
+    advice = predicted(basis_of(before), Levers(overlap=True))
+    assert abs(analysis.pace(after).samples_per_second - advice.samples_per_second) < advice.doubt
+
+
 def _phases(kind: str) -> ipu_exec.IStrategy:
     names = [f"L{number}" for number in range(4)]
     if kind == "serial":
