@@ -148,6 +148,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
     moves = steps["purpose"].isin(_OF_A_WEIGHT).to_numpy()
+    forward = (steps["direction"] == Direction.FORWARD).to_numpy()
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
     compute, exchange = kind == "compute", kind == "exchange"
 
@@ -168,9 +169,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     return Steps(
         steps["block"].to_numpy(),
-        steps["direction"].where(
-            ~moves | (steps["direction"] == Direction.FORWARD), Direction.BACKWARD
-        ),
+        np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
         moves,
         cycles - beyond,
         beyond,

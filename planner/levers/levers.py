@@ -127,6 +127,12 @@ class Basis:
         """Samples of one replica's micro-batch."""
         return max(1, int(number(self.report.meta, "micro_batch", 1)))
 
+    @property
+    def written_buffers(self) -> dict[str, Any]:
+        """Names and rows of buffers that the forward writes: replicas would not agree on them."""
+        written = self.report.meta.get("written_buffers")
+        return written if isinstance(written, dict) else {}
+
     @cached_property
     def one_size(self) -> str:
         """Why micro-batches of another size would not compute the same; "" where they do."""
@@ -141,6 +147,9 @@ class Basis:
         if len(first) > 1:
             rows = " and ".join(map(str, sorted(first)))
             return f"inputs have {rows} rows, so that no row is a sample"
+        for name, rows in self.written_buffers.items():
+            if rows == self.micro_batch:
+                return f"buffer {name}, which the model writes, has a row for each sample"
         kinds, norms = self.report.ops["aten"], self.report.meta.get("batch_norms")
         if norms is None:  # a profile of before, or an imported one
             norms = kinds.drop_duplicates().str.contains("batch_norm").any()

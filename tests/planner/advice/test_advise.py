@@ -330,6 +330,35 @@ def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
         assert bool(basis_of(alone).one_size) is stays
 
 
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+        self.register_buffer("past", torch.zeros(4, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            with ipu_exec.Block(str(number)):
+                x = layer(x + self.past)
+        self.past.copy_(x)  # type: ignore[operator]
+        return x
+
+
+def test_a_buffer_that_is_written_keeps_its_rows_and_its_replica(tmp_path: Path) -> None:
+    for alone in (True, False):  # refused on replicas, unless they need not agree
+        options = _options(tmp_path / str(alone)).deviceIterations(8).broadcastBuffers(alone)
+        options.setExecutionStrategy(
+            ipu_exec.PipelinedExecution(ipu_exec.Stage("0").ipu(0), ipu_exec.Stage("1").ipu(1))
+        )
+        options.Training.gradientAccumulation(1)
+        ipu_exec.inferenceModel(Remembering(), options).compile(torch.zeros(8 * 4, 256))
+        advised = advise(open_report(options.profiling().directory / "inference"))
+        why = "The micro-batch stays: buffer past, which the model writes, has a row for each"
+        assert advised.notes == (f"{why} sample.",)
+        assert not any(one.levers.micro_batch for one in advised.every)
+        assert any(one.levers.replicas for one in advised.every) is not alone
+
+
 class Contrasted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
