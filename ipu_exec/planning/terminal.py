@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ipuscope.planner.levers.script_lines import in_lightning, overlap_lines
@@ -135,13 +136,13 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
     for candidate in candidates:
         came, off = candidate.obtained, candidate.off
         assert came is not None
-        where = str(plan.candidates.index(candidate) + 1)
+        where, problem = str(plan.candidates.index(candidate) + 1), escape(came.problem)
         if off is None:
-            shown.add_row(where, f"{candidate.cycles:,}", *[""] * 5, came.problem)
+            shown.add_row(where, f"{candidate.cycles:,}", *[""] * 5, problem)
             continue
         shown.add_row(
             *(where, f"{candidate.cycles:,}", f"{came.cycles:,}", f"{off[0]:+.2%}"),
-            *(kib(candidate.fullest), kib(came.fullest), f"{off[1]:+.2%}", came.problem),
+            *(kib(candidate.fullest), kib(came.fullest), f"{off[1]:+.2%}", problem),
         )
     return shown
 

@@ -234,7 +234,7 @@ class Compiled(OnDevice):
             self._options,
             self._optimizer,
             self._training,
-            samples_of((args, kwargs)) // self._plan.device_iterations,
+            samples_of((args, kwargs)) // (self._plan.device_iterations if self._training else 1),
             numerics.micro_batches((args, kwargs), self._plan)(0),
             groupings,
             lambda: self._being_captured(modes, groupings),

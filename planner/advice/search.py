@@ -307,7 +307,11 @@ def _of_a_plan(basis: Basis, levers: Levers, samples: int) -> Candidate | None:
     size, shards = costs.samples // max(1, costs.replicas), costs.machine.shards
     in_parts = costs.replicas if STATES[2] in (basis.state, levers.state) else 0
     key = Key(shards, size, in_parts=in_parts, accumulates=costs.micro_batches > 1)
-    fixed = {} if costs.choices else {RECOMPUTE: costs.recompute, STATE: costs.offload}
+    fixed: dict[str, Any] = (
+        {} if costs.choices else {RECOMPUTE: costs.recompute, STATE: costs.offload}
+    )
+    if basis.written_buffers and basis.report.options.get("broadcastBuffers") is not False:
+        fixed["r"] = 1  # PopTorch refuses others
     if not size or samples % size:
         return None
     question = Question(

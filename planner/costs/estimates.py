@@ -10,6 +10,7 @@ they are off by):
   float32, and what is computed from whole numbers alone, as positions are. What is so small that
   most tiles idle is on half as many, with twice the elements.
 - Tiles that idle in a step take what more samples bring first; what goes to few tiles has theirs.
+- Weights and accumulators that come and go each micro-batch are as large whatever the samples.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
   temporaries that hold them. What is the size of a weight does not grow.
@@ -45,15 +46,22 @@ _MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 _FROM_OUTSIDE = (*OF_WEIGHTS, Role.INPUT)
+_OF_A_WEIGHT = (  # steps that move what is the size of one
+    Purpose.REMOTE_LOAD,
+    Purpose.REMOTE_STORE,
+    Purpose.ALL_GATHER,
+    Purpose.REDUCE_SCATTER,
+)
 _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Operators' steps of a profile, one entry each."""
+    """Steps of Blocks in a profile, one entry each."""
 
     block: np.ndarray
-    direction: np.ndarray
+    direction: np.ndarray  # what moves for recomputation is the backward's
+    moves: np.ndarray  # a weight, a gradient or an accumulator
     fixed: np.ndarray  # cycles that stay
     beyond: np.ndarray  # cycles that grow with the work
     busy: np.ndarray  # share of the tiles that work in it
@@ -132,7 +140,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     steps = steps[
         (steps["block"] >= 0)
         & steps["direction"].isin(_WORKING)
-        & (steps["purpose"] == Purpose.OPERATOR)
+        & steps["purpose"].isin((Purpose.OPERATOR, *_OF_A_WEIGHT))
     ]
     # What comes before and after is of one turn; then each step counts as often as it runs.
     order, turns = _Order.of(steps), steps["times"].to_numpy()
@@ -141,27 +149,30 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     product = is_product(report.ops.loc[steps["op"], "aten"])
     accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
+    moves = steps["purpose"].isin(_OF_A_WEIGHT).to_numpy()
+    forward = (steps["direction"] == Direction.FORWARD).to_numpy()
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
     compute, exchange = kind == "compute", kind == "exchange"
 
-    beyond = beyond_starting(cycles, compute, exchange)
+    beyond = beyond_starting(cycles, compute, exchange, moves)
     has_start = compute & (vertices.start >= 0)
     beyond = np.where(has_start, np.maximum(0, cycles - vertices.start), beyond)
 
     tiles = report.target.tiles_per_ipu
     busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
     growth = np.select(
-        [of_weights | accumulates, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
+        [of_weights | accumulates | moves, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
     )
 
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
-    float32 = order.partial_sums(vertices) | (accumulates & compute)
+    float32 = order.partial_sums(vertices) | (accumulates & ~exchange)
     float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
-    few_tiles = (busy < _FEW_TILES) & ~product
+    few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     return Steps(
         steps["block"].to_numpy(),
-        steps["direction"].to_numpy(),
+        np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
+        moves,
         cycles - beyond,
         beyond,
         busy,
@@ -344,23 +355,23 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> Bl
     after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
     blocks = len(cycles.forward)
 
-    def times(values: np.ndarray, direction: Direction) -> np.ndarray:
-        same_direction = steps.direction == direction
+    def times(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         old, new = (
-            np.bincount(steps.block[same_direction], of_step[same_direction], blocks)
-            for of_step in (before, after)
+            np.bincount(steps.block[chosen], of_step[chosen], blocks) for of_step in (before, after)
         )
         ratio = np.where(old > 0, new / np.maximum(1, old), 1.0)
         scaled: np.ndarray = np.rint(values * ratio).astype(np.int64)
         return scaled
 
+    forward = steps.direction == Direction.FORWARD
+    again = forward & ~steps.moves
     return replace(
         cycles,
-        forward=times(cycles.forward, Direction.FORWARD),
-        backward=times(cycles.backward, Direction.BACKWARD),
-        again=times(cycles.again, Direction.FORWARD),
-        again_end=times(cycles.again_end, Direction.FORWARD),
-        again_final=times(cycles.again_final, Direction.FORWARD),
+        forward=times(cycles.forward, forward),
+        backward=times(cycles.backward, steps.direction == Direction.BACKWARD),
+        again=times(cycles.again, again),
+        again_end=times(cycles.again_end, again),
+        again_final=times(cycles.again_final, again),
     )
 
 

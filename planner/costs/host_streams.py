@@ -44,11 +44,14 @@ class HostStreams:
         """Whether IPUs wait for all that moves."""
         return bool(self.stream_in.any() or self.stream_out.any()) and not self.overlapped
 
-    def beside_compute(self) -> HostStreams:
-        """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md)."""
+    def beside_compute(self, training: bool) -> HostStreams:
+        """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md).
+
+        Those of inference are all in the schedule: its first load and last unload have none.
+        """
         none = np.zeros(len(self.stream_in), dtype=np.int64)
         waits = replace(self, stream_in=none, stream_out=none, out_once=False)
-        return replace(waits, load=self.stream_in, unload=self.stream_out, across=True)
+        return replace(waits, load=self.stream_in, unload=self.stream_out, across=training)
 
     @classmethod
     def from_report(cls, report: Report, stage: np.ndarray, input_bytes: np.ndarray) -> HostStreams:

@@ -127,6 +127,12 @@ class Basis:
         """Samples of one replica's micro-batch."""
         return max(1, int(number(self.report.meta, "micro_batch", 1)))
 
+    @property
+    def written_buffers(self) -> dict[str, Any]:
+        """Names and rows of buffers that the forward writes: replicas would not agree on them."""
+        written = self.report.meta.get("written_buffers")
+        return written if isinstance(written, dict) else {}
+
     @cached_property
     def one_size(self) -> str:
         """Why micro-batches of another size would not compute the same; "" where they do."""
@@ -141,6 +147,9 @@ class Basis:
         if len(first) > 1:
             rows = " and ".join(map(str, sorted(first)))
             return f"inputs have {rows} rows, so that no row is a sample"
+        for name, rows in self.written_buffers.items():
+            if rows == self.micro_batch:
+                return f"buffer {name}, which the model writes, has a row for each sample"
         kinds, norms = self.report.ops["aten"], self.report.meta.get("batch_norms")
         if norms is None:  # a profile of before, or an imported one
             norms = kinds.drop_duplicates().str.contains("batch_norm").any()
@@ -189,7 +198,8 @@ class Basis:
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         if levers.overlap:
-            costs = replace(costs, streams=costs.streams.beside_compute(), pipelined=False)
+            streams = costs.streams.beside_compute(costs.training)
+            costs = replace(costs, streams=streams, pipelined=False)
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = self._in_parts(costs)
         return costs

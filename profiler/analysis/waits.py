@@ -159,7 +159,8 @@ def _edge(row: Any, tensors: _Moved) -> str:
         return "replicas exchange"
     if row.cause == "copy between IPUs":
         peers = sorted(tensors.ends - {row.ipu})
-        return f"copies between IPU {row.ipu} and {units.ipus(peers)}"
+        here = f"IPU {row.ipu}"  # a phase has what one end does
+        return f"copies {f'between {here} and {units.ipus(peers)}' if peers else f'of {here}'}"
     where = "the host" if row.cause == "host I/O" else "streaming memory"
     return f"to {where}" if tensors.target < 0 else f"from {where}"
 

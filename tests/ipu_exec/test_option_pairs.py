@@ -196,3 +196,9 @@ def test_each_pair_of_options_is_applied_or_refused(
         applied = set(pair) <= reads and set(pair) not in NOT_BOTH
         assert accepted(*head, *pair) == applied or (not mode and set(pair) & set(MODES)), pair
     capsys.readouterr()
+
+
+def test_options_of_a_script_are_no_abbreviations_of_ours() -> None:
+    own = ["--r", "2", "--re", "--c=1"]  # --ray and --replicas begin so
+    assert parse(["--compile-only", "train.py", *own]).args == own
+    assert parse(["-m", "train", *own]).module == ["train", *own]

@@ -147,17 +147,25 @@ def check_buffers(graph: Graph, options: CompileOptions) -> None:
     """Error if replicas must agree on a written buffer other than a batch norm's statistics."""
     if options.replicas == 1 or not options.broadcast_buffers:
         return
-    for op in graph.ops:
-        for value in op.writes if op.direction == Direction.FORWARD else ():
-            storage = graph.storage_of(value)
-            if storage.role == Role.BUFFER and not storage.name.endswith(_STATISTICS):
-                raise Error(
-                    "PopTorch does not support broadcasting buffers. If your model is able to"
-                    " tolerate buffers becoming out of sync between replicas, you can disable"
-                    " buffer broadcasting using poptorch.Options.broadcastBuffers(False). The"
-                    f" buffer is {storage.name!r}, and {op.name} writes it",
-                    location=f"{op.file}:{op.line}" if op.file else "",
-                )
+    for name, (op, _) in written_buffers(graph).items():
+        raise Error(
+            "PopTorch does not support broadcasting buffers. If your model is able to tolerate"
+            " buffers becoming out of sync between replicas, you can disable buffer broadcasting"
+            f" using poptorch.Options.broadcastBuffers(False). The buffer is {name!r}, and"
+            f" {op.name} writes it",
+            location=f"{op.file}:{op.line}" if op.file else "",
+        )
+
+
+def written_buffers(graph: Graph) -> dict[str, tuple[OpNode, int]]:
+    """What writes each buffer in the forward, and its rows; no statistics of batch norms."""
+    return {
+        storage.name: (op, (*graph.values[value].shape, 0)[0])
+        for op in graph.ops
+        for value in (op.writes if op.direction == Direction.FORWARD else ())
+        if (storage := graph.storage_of(value)).role == Role.BUFFER
+        and not storage.name.endswith(_STATISTICS)
+    }
 
 
 def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placement:

@@ -9,6 +9,7 @@ from ipu_exec import machine
 from ipu_exec.base.sources import fingerprint
 from ipu_exec.compiler.batch_norms import any_over_samples
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.placement.place import written_buffers
 from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, by_block
 from ipu_exec.compiler.rows.block_rows import update_blocks
 from ipu_exec.compiler.schedule import phases_of
@@ -51,6 +52,9 @@ def header(executable: Executable) -> dict[str, Any]:
         "byte_error": {"low": bar(FULLEST).low, "high": bar(FULLEST).high},
         "rules": fingerprint()[:12],
         "batch_norms": any_over_samples(executable.graph),
+        "written_buffers": {
+            name: rows for name, (_, rows) in written_buffers(executable.graph).items()
+        },
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from ipu_exec.planning.terminal import show, tuned
-from ipuscope.planner.mappings import StagePlan
+from ipuscope.planner.mappings import Obtained, StagePlan
 from ipuscope.profiler.provenance import LIGHTNING
 from tests.planner.test_plan_file import plan
 
@@ -22,6 +22,8 @@ def test_on_80_columns_nothing_is_cut() -> None:
     )
     many = replace(best, mapping=replace(best.mapping, stages=stages))
     console = Console(width=80, file=io.StringIO())
+    came = Obtained(problem="[/a.py:92]")
+    others = [replace(others[0], obtained=came), *others[1:]]
     long = f"{'of a sentence there are so many words ' * 6}{'-'.join('7' * 60)}"
     shown = replace(
         plan(), candidates=(many, *others), why=(long,), notes=(f"[x] {long}",), left_out=(long,)
@@ -36,7 +38,7 @@ def test_on_80_columns_nothing_is_cut() -> None:
     lines = printed.splitlines()
     split = "-".join("7" * 60)  # a word is whole, so that it can be copied
     assert {line.strip() for line in lines if len(line) > 80} == {split}
-    assert "1-9x2" in printed
+    assert "1-9x2" in printed and "[/a.py:92]" in wide.file.getvalue()
     said = " ".join(printed.split())
     assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"into: {long}"))
     assert all(line.startswith(("- ", "  ")) for line in lines if "a sentence" in line)

@@ -33,8 +33,8 @@ model = WithLoss()
 options = poptorch.Options()
 options.Training.gradientAccumulation(4)
 training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-evaluation = poptorch.inferenceModel(model)
-print("before", tuple(evaluation(torch.ones(2, 64))[0].shape))
+evaluation = poptorch.inferenceModel(model, poptorch.Options().deviceIterations(2))
+print("before", tuple(evaluation(torch.ones(4, 64))[0].shape))
 if "train" in sys.argv:
     training(torch.ones(16, 64))
 print("after")
@@ -121,8 +121,8 @@ def test_an_evaluation_before_the_training_is_not_what_is_planned(
     assert planned.returncode == 0, planned.stderr
     content = json.loads(planned.stdout)
     assert content["mapping"]["kind"] == kind
-    assert content["mapping"]["script_samples"] == (16 if word else 2)
-    assert "before (2, 64)" in planned.stderr and ("after" in planned.stderr) == (not word)
+    assert content["mapping"]["script_samples"] == (16 if word else 4)
+    assert "before (4, 64)" in planned.stderr and ("after" in planned.stderr) == (not word)
     words = ("--compile-only", "--profile-dir", "out", str(script), *word.split())
     compiled = ipu_run(*words, cwd=tmp_path)
     assert compiled.returncode == 0 and ("after" in compiled.stdout) == (not word)

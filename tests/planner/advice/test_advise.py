@@ -24,6 +24,7 @@ from ipuscope.planner.advice import (
     anything,
     basis_of,
 )
+from ipuscope.planner.advice.search import predicted
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
@@ -134,6 +135,42 @@ class Layers(nn.Module):
                 x = torch.relu(layer(x))
         with ipu_exec.Block("loss"):
             return x, nn.functional.mse_loss(x, target)
+
+
+@pytest.mark.parametrize("location", ["setWeightLocation", "setAccumulatorLocation"])
+def test_what_comes_for_each_micro_batch_is_as_large_whatever_the_samples(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for levers in ("", "micro-batch=16,micro-batches=2"):
+        monkeypatch.setenv(LEVERS_VARIABLE, levers)
+        options = _options(tmp_path / levers).setExecutionStrategy(ipu_exec.ShardedExecution())
+        off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        getattr(options.TensorLocations, location)(off_chip)
+        inputs = (torch.zeros(8 * 4, 512), torch.zeros(8 * 4, 512))
+        reports.append(_compiled(Wide(), options, inputs))
+    before, after = reports
+    pulled = predicted(basis_of(before), Levers(micro_batch=16, micro_batches=2))
+    obtained = analysis.pace(after).samples_per_second
+    assert pulled.samples_per_second == pytest.approx(obtained, rel=0.01)
+
+
+def test_host_io_beside_compute_begins_and_ends_alone_in_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for levers in ("", "overlap"):
+        monkeypatch.setenv(LEVERS_VARIABLE, levers)
+        options = _options(tmp_path / f"of {levers}").deviceIterations(3)
+        options.setExecutionStrategy(ipu_exec.ShardedExecution())
+        options.Training.gradientAccumulation(1)
+        layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(16)))
+        model = ipu_exec.inferenceModel(layers, options)
+        model.compile(torch.zeros(3 * 32, 512))
+        reports.append(open_report(options.profiling().directory / "inference"))
+    before, after = reports
+    advice = predicted(basis_of(before), Levers(overlap=True))
+    assert abs(analysis.pace(after).samples_per_second - advice.samples_per_second) < advice.doubt
 
 
 def _phases(kind: str) -> ipu_exec.IStrategy:
@@ -291,6 +328,35 @@ def test_batch_norms_keep_the_micro_batch(tmp_path: Path) -> None:
         options = _options(tmp_path / type(norm).__name__)
         alone = _compiled(WithLoss(nn.Sequential(nn.Conv1d(3, 3, 1), norm)), options, inputs)
         assert bool(basis_of(alone).one_size) is stays
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+        self.register_buffer("past", torch.zeros(4, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            with ipu_exec.Block(str(number)):
+                x = layer(x + self.past)
+        self.past.copy_(x)  # type: ignore[operator]
+        return x
+
+
+def test_a_buffer_that_is_written_keeps_its_rows_and_its_replica(tmp_path: Path) -> None:
+    for alone in (True, False):  # refused on replicas, unless they need not agree
+        options = _options(tmp_path / str(alone)).deviceIterations(8).broadcastBuffers(alone)
+        options.setExecutionStrategy(
+            ipu_exec.PipelinedExecution(ipu_exec.Stage("0").ipu(0), ipu_exec.Stage("1").ipu(1))
+        )
+        options.Training.gradientAccumulation(1)
+        ipu_exec.inferenceModel(Remembering(), options).compile(torch.zeros(8 * 4, 256))
+        advised = advise(open_report(options.profiling().directory / "inference"))
+        why = "The micro-batch stays: buffer past, which the model writes, has a row for each"
+        assert advised.notes == (f"{why} sample.",)
+        assert not any(one.levers.micro_batch for one in advised.every)
+        assert any(one.levers.replicas for one in advised.every) is not alone
 
 
 class Contrasted(nn.Module):

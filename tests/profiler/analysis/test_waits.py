@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+import ipu_exec
 from ipuscope import profiler
 from ipuscope.profiler.analysis.waits import longest_waits
+from tests.compiling import compiled
 
 
 def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> None:
@@ -28,3 +32,27 @@ def test_what_a_step_moves_adds_up_to_its_bytes(demo: Path) -> None:
     for step, nbytes in by_step.items():
         row = steps.loc[step]
         assert nbytes == row["bytes_in"] + row["bytes_out"], row["name"]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = torch.nn.Embedding(512, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in "abc":
+            with ipu_exec.Block(name):
+                x = self.words(x) if name == "a" else torch.relu(self.layer(x))
+        with ipu_exec.Block("d"):
+            return (x @ self.words.weight.T).square().mean()
+
+
+def test_a_tied_weight_that_comes_in_a_phase_has_one_end_there(tmp_path: Path) -> None:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.Training.gradientAccumulation(8)
+    a, b, c, d = (ipu_exec.Stage(name).ipu(n % 2) for n, name in enumerate("abcd"))
+    phases = ipu_exec.Phase(a, b), ipu_exec.Phase(c, d)
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*phases))
+    compiled(Tied(), torch.zeros(32, dtype=torch.long), options=options)
+    rows = longest_waits(profiler.open_report(tmp_path / "training"))
+    assert any(words.startswith("copies of IPU 1: words.weight") for words in rows["what"])
