@@ -381,11 +381,12 @@ def _print_csv(pages: Sequence[Page]) -> None:
     for page in pages:
         rows = next((list(_rows(part)) for part in page.parts if not isinstance(part, Lines)), [])
         names = next((_names(part) for part in page.parts if not isinstance(part, Lines)), [])
+        of = [page.profile] * ("profile" not in names)  # `runs` has each row's own
         # the same subcommand gives the same columns, but for SQL of the user's own
         if names != header:
-            writer.writerow(map(cell_text, ["profile", *names]))
+            writer.writerow(map(cell_text, ["profile"] * len(of) + names))
             header = names
-        writer.writerows(map(cell_text, [page.profile, *row]) for row in rows)
+        writer.writerows(map(cell_text, [*of, *row]) for row in rows)
 
 
 def cell_text(value: Any) -> Any:

@@ -58,7 +58,6 @@ class Progress:
             yield
         finally:
             self._compiling = False
-            self._samples = self._seconds = 0.0
 
     def ran(self, samples: int, seconds: float, predicted: float) -> None:
         """Record the seconds for this many samples; ``predicted``: modelled samples a second."""

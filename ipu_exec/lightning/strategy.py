@@ -351,8 +351,9 @@ class StrategyOnIpu:
         steps = executor.device_iterations * accumulation
         model.count(steps)
         samples = replicas * model.micro_batch
-        predicted = samples * steps / executor.seconds_per_call
-        self._progress.ran(samples, time.perf_counter() - start, predicted)
+        if stage == self.lib.RunningStage.TRAINING or self._trainer.state.fn != "fit":
+            predicted = samples * steps / executor.seconds_per_call
+            self._progress.ran(samples, time.perf_counter() - start, predicted)
         return returned
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,7 +84,9 @@ def test_every_subcommand_prints_for_people_and_for_programs(
     assert out.strip()
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
-    if name == "runs":  # which has one table of all profiles
+    if name == "runs":  # which has one table of all profiles, each in its row
+        head = say(capsys, name, "--csv", runs / "training").splitlines()[0].split(",")
+        assert head[0] == "profile" and len(set(head)) == len(head)
         return
     (page,) = json.loads(say(capsys, name, "--json", runs / "training"))
     assert page.pop("profile") == str(runs / "training" / "profile.pop")

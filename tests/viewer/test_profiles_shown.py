@@ -50,7 +50,12 @@ def test_a_link_within_a_page_stays_with_what_is_shown(context: Any, demo: Path)
         tab(context, both) as view,
     ):
         page = view.open("/timeline?profile=1&iteration=3&unit=%C2%B5s&at=100000,0")
-        page.get_by_role("link", name="its steps").first.click()
+        link = page.get_by_role("link", name="its steps").first
+        with context.expect_page() as opened:
+            link.click(modifiers=["Control"])
+        assert "profile=1" in opened.value.url, "in a tab of its own"
+        opened.value.close()
+        link.click()
         view.wait("location.search.includes('ipu=0') && location.search.includes('span=')")
         settled(page)
         asked = {name: view.query().get(name) for name in ("profile", "iteration", "unit", "ipu")}

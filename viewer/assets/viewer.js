@@ -40,9 +40,9 @@ window.dash_clientside.viewer = {
     if (theme) { query.set('theme', document.documentElement.dataset.theme); }
     const address = window.location.pathname + (query.size ? '?' + query : '');
     const before = new URLSearchParams(window.location.search);
-    const moved = ['from', 'to'].some((name) => (before.get(name) || '') !== (query.get(name) || ''));
+    const moved = ['from', 'to', 'starts'].some((name) => (before.get(name) || '') !== (query.get(name) || ''));
     const now = performance.now();
-    // A zoom that comes to rest is a step back in the browser; those on the way are not.
+    // A zoom that comes to rest, or a split, is a step back in the browser; those on the way are not.
     const push = moved && before.has('profile') && now - (window.ipuscopeMoved || -1e9) > 700;
     if (moved) { window.ipuscopeMoved = now; }
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
@@ -138,14 +138,22 @@ const chips = { pages: ['/memory', '/timeline'], every: ['/timeline'], value: ''
 const on = (group, path) => !group.pages || group.pages.includes(path);
 // A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
 const carried = ['profile', 'with', 'unit', 'run', 'iteration'];
+const carry = (path, query) => shared.filter((group) => on(group, path)).forEach((group) => group.names
+  .filter((name) => carried.includes(name) && group.values[name] && !query.has(name))
+  .forEach((name) => query.set(name, group.values[name])));
 window.ipuscopeCarry = function () {
   const query = new URLSearchParams(window.location.search), path = window.location.pathname, before = String(query);
-  shared.filter((group) => on(group, path)).forEach((group) => {
-    group.names.filter((name) => carried.includes(name) && group.values[name] && !query.has(name))
-      .forEach((name) => query.set(name, group.values[name]));
-  });
+  carry(path, query);
   if (String(query) !== before) { window.history.replaceState(window.history.state, '', path + '?' + query); }
 };
+// So does a link that is opened in a tab of its own, or copied: a new tab does not know what is shown here.
+['pointerdown', 'focusin'].forEach((kind) => document.addEventListener(kind, ({ target }) => {
+  const link = target.closest?.('main a[href^="/"]');
+  if (!link) { return; }
+  const to = new URL(link.href);
+  carry(to.pathname, to.searchParams);
+  link.setAttribute('href', to.pathname + to.search + to.hash);
+}));
 
 window.ipuscopeKeep = function (query) {
   shared.filter((group) => on(group, window.location.pathname)).forEach((group) => {

@@ -475,17 +475,22 @@ def test_predictions_of_replicas_are_in_order(tmp_path: Path) -> None:
 
 
 def test_the_bar_shows_both_speeds(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, max_steps=3, limit_val_batches=0, enable_progress_bar=True)
+    trainer = trainer_of(tmp_path, max_epochs=1, enable_progress_bar=True)
     seen: list[dict[str, Any]] = []
+    after: list[dict[str, Any]] = []
 
     class Looks(Callback):
         def on_train_batch_end(self, trainer: Trainer, module: Any, *about: Any) -> None:
             seen.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
+        def on_validation_batch_end(self, trainer: Trainer, module: Any, *about: Any) -> None:
+            after.append(trainer.progress_bar_callback.get_metrics(trainer, module))
+
     trainer.callbacks.append(Looks())
     trainer.fit(Classifier())
     assert {"ipu/s", "host/s"} <= set(seen[-1])
     assert float(seen[-1]["ipu/s"].replace(",", "")) > 0
+    assert after[-1]["ipu/s"] == seen[-1]["ipu/s"], "validation has no say in what training does"
     assert "ipu/s" not in trainer.progress_bar_callback.get_metrics(trainer, trainer.model)
 
 
