@@ -69,6 +69,7 @@ def poprun_parser() -> argparse.ArgumentParser:
         description="Run several instances of a PopTorch script on modelled IPUs.",
         epilog=_EXAMPLE,
         formatter_class=HelpText,
+        allow_abbrev=False,
     )
     add_version(parser)
     parser.add_argument("--num-instances", "-n", type=positive, default=1, metavar="I")

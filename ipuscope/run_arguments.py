@@ -96,6 +96,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=HelpText,
+        allow_abbrev=False,  # a script's own words are compared with abbreviations, too
     )
     add_version(parser)
     parser.add_argument(

@@ -32,11 +32,7 @@ def one_line(words: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of whole options whose errors are one line, and name what was probably meant."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        # a script's own arguments are compared with abbreviations, too
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+    """A parser whose errors are one line, and name the word that was probably meant."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and a one-line error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ipuscope.profiler.enums import Direction, Purpose
 from ipuscope.profiler.report import Report
 
 _STASHING = (Purpose.STASH, Purpose.RESTORE)
+RUN_AGAIN = ("again", "again_end", "again_final")
 _FOR_BOTH = ("host I/O", "global exchange")  # kinds of steps that bring a weight to the chip
 
 
@@ -50,14 +51,12 @@ class BlockCycles:
         def least(cycles: np.ndarray) -> np.ndarray:
             return np.maximum(0, np.rint(cycles)).astype(np.int64)
 
-        return BlockCycles(
-            least(self.forward + forward),
-            least(self.backward + backward),
-            least(self.update + update),
-            least(self.again * more),
-            least(self.again_end * more),
-            least(self.again_final * more),
-            self.closed,
+        return replace(
+            self,
+            forward=least(self.forward + forward),
+            backward=least(self.backward + backward),
+            update=least(self.update + update),
+            **{name: least(getattr(self, name) * more) for name in RUN_AGAIN},
         )
 
     def scaled(
@@ -68,15 +67,8 @@ class BlockCycles:
         def times(cycles: np.ndarray) -> np.ndarray:
             return rounded(cycles * factor).astype(np.int64)
 
-        return BlockCycles(
-            times(self.forward),
-            times(self.backward),
-            self.update,
-            times(self.again),
-            times(self.again_end),
-            times(self.again_final),
-            self.closed,
-        )
+        names = "forward", "backward", *RUN_AGAIN
+        return replace(self, **{name: times(getattr(self, name)) for name in names})
 
 
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,11 +110,9 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     without that what their Blocks ran again, as in those that did not: all, and at a stage's end
     less by what ends left out. A final stage that ran anything again has checkpoints.
     """
-    names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
     if written is not None:
-        cycles = {name: written[name] for name in names}
-        return {**cycles, "closed": cycles["closed"] > 0}
+        return {**{name: written[name] for name in RUN_AGAIN}, "closed": written["closed"] > 0}
     block, cycles_of = map(report.sequence.steps_in_order, ("block", "spent"))
     ran = report.sequence.steps_with("direction", Direction.RECOMPUTE)
     ran &= ~report.sequence.steps_with("purpose", *_STASHING)
@@ -145,8 +135,7 @@ def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] 
     written: Any = report.meta.get("recomputation")
     try:
         of_blocks = {
-            name: np.array(written[name], dtype=np.int64)
-            for name in ("again", "again_end", "again_final", "closed")
+            name: np.array(written[name], dtype=np.int64) for name in (*RUN_AGAIN, "closed")
         }
         stashes = {
             name: np.array(written[name], dtype=np.int64).reshape(-1, 4)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.planner.costs.block_cycles import BlockCycles
+from ipuscope.planner.costs.block_cycles import RUN_AGAIN, BlockCycles
 from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
@@ -46,12 +46,7 @@ _MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 _FROM_OUTSIDE = (*OF_WEIGHTS, Role.INPUT)
-_OF_A_WEIGHT = (  # steps that move what is the size of one
-    Purpose.REMOTE_LOAD,
-    Purpose.REMOTE_STORE,
-    Purpose.ALL_GATHER,
-    Purpose.REDUCE_SCATTER,
-)
+_MOVES = Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE, Purpose.ALL_GATHER, Purpose.REDUCE_SCATTER
 _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
 
 
@@ -140,7 +135,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     steps = steps[
         (steps["block"] >= 0)
         & steps["direction"].isin(_WORKING)
-        & steps["purpose"].isin((Purpose.OPERATOR, *_OF_A_WEIGHT))
+        & steps["purpose"].isin((Purpose.OPERATOR, *_MOVES))
     ]
     # What comes before and after is of one turn; then each step counts as often as it runs.
     order, turns = _Order.of(steps), steps["times"].to_numpy()
@@ -149,7 +144,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     product = is_product(report.ops.loc[steps["op"], "aten"])
     accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
-    moves = steps["purpose"].isin(_OF_A_WEIGHT).to_numpy()
+    moves = steps["purpose"].isin(_MOVES).to_numpy()
     forward = (steps["direction"] == Direction.FORWARD).to_numpy()
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
     compute, exchange = kind == "compute", kind == "exchange"
@@ -369,9 +364,7 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> Bl
         cycles,
         forward=times(cycles.forward, forward),
         backward=times(cycles.backward, steps.direction == Direction.BACKWARD),
-        again=times(cycles.again, again),
-        again_end=times(cycles.again_end, again),
-        again_final=times(cycles.again_final, again),
+        **{name: times(getattr(cycles, name), again) for name in RUN_AGAIN},
     )
 
 

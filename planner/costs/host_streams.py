@@ -45,12 +45,10 @@ class HostStreams:
         return bool(self.stream_in.any() or self.stream_out.any()) and not self.overlapped
 
     def beside_compute(self, training: bool) -> HostStreams:
-        """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md).
-
-        Those of inference are all in the schedule: its first load and last unload have none.
-        """
+        """All over I/O tiles, beside the compute of other device iterations (docs/host-io.md)."""
         none = np.zeros(len(self.stream_in), dtype=np.int64)
         waits = replace(self, stream_in=none, stream_out=none, out_once=False)
+        # of inference all are in the schedule: the first load and the last unload are alone
         return replace(waits, load=self.stream_in, unload=self.stream_out, across=training)
 
     @classmethod

@@ -83,6 +83,7 @@ def make_parser(*only: str) -> argparse.ArgumentParser:
             description=(module.__doc__ or "").strip(),
             epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
             formatter_class=HelpText,
+            allow_abbrev=False,  # words behind --check are the script's
         )
         if paged := hasattr(module, "page"):
             common.add_profiles(command)
