@@ -91,7 +91,13 @@ class Sizes:
     @cached_property
     def float32_shares(self) -> dict[str, float]:
         """Share of what comes "in" from the host and goes "out" to it that is float32."""
-        return _host_dtypes(self.report)
+        from ipuscope.profiler.analysis.movement import host_tensors
+
+        tensors = host_tensors(self.report)
+        single = tensors["bytes"].where(tensors["dtype"] == _SINGLE, 0)
+        of_way = tensors["bytes"].groupby(tensors["way"]).sum().to_dict()
+        halves = single.groupby(tensors["way"]).sum().to_dict()
+        return {way: halves.get(way, 0) / max(1, of_way.get(way, 1)) for way in ("in", "out")}
 
     @cached_property
     def halves(self) -> bool:
@@ -293,17 +299,6 @@ def growth_of_bytes(grows: pd.Series[str], samples: float) -> pd.Series[float]:
     """How many times as large bytes are with micro-batches ``samples`` times larger."""
     times = {"samples": samples, "products": samples ** GROWTHS[AS_PRODUCTS]}
     return grows.map({"weights": 1.0, "rest": 1.0, **times})
-
-
-def _host_dtypes(report: Report) -> dict[str, float]:
-    """Share of the bytes each way that is float32."""
-    from ipuscope.profiler.analysis.movement import host_tensors
-
-    tensors = host_tensors(report)
-    single = tensors["bytes"].where(tensors["dtype"] == _SINGLE, 0)
-    of_way = tensors["bytes"].groupby(tensors["way"]).sum().to_dict()
-    halves = single.groupby(tensors["way"]).sum().to_dict()
-    return {way: float(halves.get(way, 0) / max(1, of_way.get(way, 1))) for way in ("in", "out")}
 
 
 def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> Costs:
