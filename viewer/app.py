@@ -331,7 +331,8 @@ def _relief(view: View) -> list[Any]:
     ]
     alone = [one for one in reliefs if one.fits == Answer.FITS.value]
     lead = "What frees most of it:" if alone else "What frees most of it; none of these fits alone:"
-    return [html.P(lead, className="then"), html.Ol(rows, id="relief"), html.P(way)]
+    parts = [html.Summary(lead, className="then"), html.Ol(rows, id="relief"), html.P(way)]
+    return [html.Details(parts, open=view.page == "summary")]  # elsewhere it would hide the page
 
 
 def _relieved(one: Relief) -> str:

@@ -34,6 +34,8 @@ def test_a_stage_leads_to_an_operator_and_its_source_line(both: Tab) -> None:
 
 def test_a_tiles_variable_leads_to_its_other_tiles(both: Tab, training: Report) -> None:
     page = both.open("/memory?ipu=1&tile=20")
+    size = page.locator("#memory-variables [col-id=bytes].ag-cell").first.bounding_box()
+    assert size["x"] + size["width"] <= 1280, "without scrolling sideways"
     page.locator("#memory-variables .ag-row .ag-cell").first.click()
     both.wait("location.search.includes('variable=')")
     both.wait("/ on [\\d,]+ tiles?/.test(document.querySelector('#memory-variable').innerText)")

@@ -24,20 +24,16 @@ from ipuscope.viewer.profiles import Profiles
 
 NAME = "memory"
 MOST_VARIABLES = 1000  # rows of the table
-_NAMES = (
-    Column("name", "variable"),
-    Column("category", "category", width=175),
+# What is asked first is seen without a scroll.
+_SIZED = (Column("name", "variable"), Column("bytes", "bytes", ",.0f", width=110))
+_KINDS = (
+    Column("category", "category", width=150),
     Column("role", "role", width=140),
     Column("block_name", "Block", width=120),
 )
-_BYTES = Column("bytes", "bytes", ",.0f", width=110)
-_OF_TILE = (
-    *_NAMES,
-    Column("region", "region", width=95),
-    Column("live", "live at steps", width=170),
-    _BYTES,
-)
-_OF_POINT = (*_NAMES, Column("op_name", "operator", width=220), _BYTES)
+_LIVE, _REGION = Column("live", "live at steps", width=200), Column("region", "region", width=95)
+_OF_TILE = (*_SIZED, _LIVE, *_KINDS, _REGION)
+_OF_POINT = (*_SIZED, *_KINDS, Column("op_name", "operator", width=220))
 
 _VERTICES = (
     Column("vertex_type", "vertex"),
@@ -238,7 +234,7 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
     regions = target.region0_bytes, target.bytes_per_tile - target.region0_bytes
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
-        ("used", f"{units.size(int(row['peak']))} of {units.size(target.bytes_per_tile)}"),
+        ("used", f"{row['peak'] / 1024:,.1f} KiB of {units.size(target.bytes_per_tile)}"),
         ("always live", units.size(int(row["always_live"]))),
         ("not always live, at its peak", units.size(int(row["not_always_live_peak"]))),
         ("fullest at", f"step {step} ({name})"),
@@ -432,7 +428,7 @@ def _register_live(app: Dash, profiles: Profiles) -> None:
         variables = described(report, report.live_variables(ipu, at, on))
         words = (
             f"IPU {ipu}, tile {on}, step {at} ({name_of_step(report, ipu, at)}):"
-            f" {units.size(int(variables['bytes'].sum()))} of"
+            f" {variables['bytes'].sum() / 1024:,.1f} KiB of"
             f" {units.size(report.target.bytes_per_tile)} are live,"
             f" in {len(variables):,} variables."
         )

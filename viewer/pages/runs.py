@@ -34,9 +34,9 @@ RUNS = "runs"  # the listed profiles; other values of the parameter *rows* are a
 
 _FIRST = (Column("rank", "", ",.0f", width=60), Column("place", "profile", width=170))
 _MEASURES = (
-    Column("samples_per_second", "samples/s", ",.2f", width=130),
-    Column("cycles", "cycles", ",.0f", width=160),
-    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
+    Column("samples_per_second", "samples/s", ",.2f", width=115),
+    Column("cycles", "cycles", ",.0f", width=130),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=155, scale=1024),
     Column("memory", "memory", width=140),
     Column("problem", "problem", least=160),
 )
