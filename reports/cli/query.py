@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         except query.QueryError as error:
             hint = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
             option = " (--timeout)" if isinstance(error, query.QueryTimeout) else ""
-            what = f"{report.path}: {error}{option}. Give one SELECT; {hint}"
+            what = f"{report.path}: {str(error).rstrip('.')}{option}. Give one SELECT; {hint}"
             raise common.CommandError(what, common.NOT_SO) from None
         columns = tuple(
             Column(name, clean(name), _number if query.is_numeric(answer[name]) else text)

@@ -28,18 +28,16 @@ window.dash_clientside.viewer = {
     const query = new URLSearchParams();
     const shown = window.location.pathname.replaceAll('/', '') || 'summary';
     // Of a page, or of a step in the browser's history, that was left meanwhile.
-    const left = window.location.search !== window.ipuscopeDrawn;
-    if (!own.length || own[0].id.page !== shown || left) { return window.dash_clientside.no_update; }
+    if (own[0]?.id.page !== shown || window.location.search !== window.ipuscopeDrawn) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
       if (value !== undefined && value !== null && !Number.isNaN(value) && String(value) !== '') {
         query.set(one.id.param, Array.isArray(value) ? value.join(',') : String(value));
       }
     });
-    const theme = new URLSearchParams(window.location.search).get('theme');
-    if (theme) { query.set('theme', document.documentElement.dataset.theme); }
-    const address = window.location.pathname + (query.size ? '?' + query : '');
     const before = new URLSearchParams(window.location.search);
+    if (before.get('theme')) { query.set('theme', document.documentElement.dataset.theme); }
+    const address = window.location.pathname + (query.size ? '?' + query : '');
     const moved = ['from', 'to', 'starts'].some((name) => (before.get(name) || '') !== (query.get(name) || ''));
     const now = performance.now();
     // A zoom that comes to rest, or a split, is a step back in the browser; those on the way are not.
@@ -126,11 +124,10 @@ window.ipuscopeRedirect = function () {
 // unit, call, iteration and window on those of time, IPU and tile on those of memory; on the timeline
 // the IPU may be all of them.
 const shared = [
-  { pages: null, names: ['profile', 'with'] },
-  { pages: ['/timeline'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
-  { pages: ['/', '/timeline', '/rebalance'], names: ['batch'] },
+  { pages: null, names: ['profile', 'with'], values: {} },
+  { pages: ['/timeline'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'], values: {} },
+  { pages: ['/', '/timeline', '/rebalance'], names: ['batch'], values: {} },
 ];
-shared.forEach((group) => { group.values = {}; });
 // The IPU holds on every page that has one, once somebody chose it: what a page begins with is no choice. All of them
 // are a choice on these two only.
 const chips = { pages: ['/memory', '/timeline'], every: ['/timeline'], value: '', seen: {} };
@@ -150,16 +147,16 @@ window.ipuscopeCarry = function () {
 ['pointerdown', 'focusin'].forEach((kind) => document.addEventListener(kind, ({ target }) => {
   const link = target.closest?.('main a[href^="/"]');
   if (!link) { return; }
-  const to = new URL(link.href);
+  if (link.href !== link.carried) { link.drawn = link.href; }  // it may outlive what is shown
+  const to = new URL(link.drawn);
   carry(to.pathname, to.searchParams);
-  link.setAttribute('href', to.pathname + to.search + to.hash);
+  link.setAttribute('href', to.pathname + to.search);
+  link.carried = link.href;
 }));
 
 window.ipuscopeKeep = function (query) {
-  shared.filter((group) => on(group, window.location.pathname)).forEach((group) => {
-    if (!group.pages && !query.has('profile')) { return; }
-    group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });
-  });
+  shared.filter((group) => on(group, window.location.pathname) && (group.pages || query.has('profile')))
+    .forEach((group) => group.names.forEach((name) => { group.values[name] = query.get(name) || ''; }));
   const here = window.location.pathname, ipu = query.get('ipu');
   if (ipu !== null && chips.pages.includes(here)) {
     const before = chips.seen[here];
@@ -168,12 +165,9 @@ window.ipuscopeKeep = function (query) {
   }
   document.querySelectorAll('nav.side a.nav').forEach((link) => {
     const path = new URL(link.href).pathname, carried = new URLSearchParams();
-    if (chips.value && chips.pages.includes(path) && (chips.value !== 'all' || chips.every.includes(path))) {
-      carried.set('ipu', chips.value);
-    }
-    shared.filter((group) => on(group, path)).forEach((group) => {
-      Object.entries(group.values).forEach(([name, value]) => { if (value) { carried.set(name, value); } });
-    });
+    if (chips.value && chips.pages.includes(path) && (chips.value !== 'all' || chips.every.includes(path))) { carried.set('ipu', chips.value); }
+    shared.filter((group) => on(group, path)).flatMap((group) => Object.entries(group.values))
+      .forEach(([name, value]) => { if (value) { carried.set(name, value); } });
     window.dash_clientside.set_props({ nav: path }, { href: path + (carried.size ? '?' + carried : '') });
   });
 };
