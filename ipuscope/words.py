@@ -68,7 +68,7 @@ def positive(words: str) -> int:
     return int(words)
 
 
-def count(words: str) -> int:
+def not_negative(words: str) -> int:
     """An argparse type: a whole number that is not negative."""
     if not words.isdecimal():
         raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")

@@ -14,11 +14,17 @@ from ipu_exec.compiler.emission.transfers import stored_in_parts
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.compiler.placement.reads import read_values
-from ipu_exec.compiler.placement.recompute import made_by, run_again
+from ipu_exec.compiler.placement.recompute import (
+    block_of,
+    made_by,
+    run_again,
+    run_again_alone,
+    spent_by_block,
+)
 from ipu_exec.compiler.placement.residency import kinds_of_stages, stays_by_stage
 from ipu_exec.compiler.rows.block_rows import update_blocks
 from ipu_exec.compiler.rows.profile_header import cycle_error
-from ipu_exec.graph import Graph, OpNode
+from ipu_exec.graph import Graph
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, Target, header
 from ipu_exec.planning.phased_code import code_pieces
 from ipuscope.planner.costs.machine_costs import MachineCosts
@@ -97,7 +103,7 @@ class _Reader:
         self.made = _made(self.graph)
         self.touched = _touched(self.graph, self.blocks)
         self.updates = update_blocks(self.graph)
-        self.again, self.goes_on = _recomputation(executable)
+        self.again, self.if_joined = _recomputation(executable)
         self.cut = Cut(tuple(range(self.blocks)), self.placement.phases)
 
     def read(self) -> PhasedCosts:
@@ -110,7 +116,7 @@ class _Reader:
             self.machine,
             work,
             again,
-            self.goes_on,
+            self.if_joined,
             reads,
             self._once(),
             self._updates(),
@@ -437,26 +443,18 @@ def _recomputation(executable: Executable) -> tuple[set[int], np.ndarray]:
     graph, placement = executable.graph, executable.placement
     kinds = kinds_of_stages(placement, executable.options)
     left_alone = stays_by_stage(graph, placement, kinds)
-    forward: list[OpNode] = []
-    backward: list[OpNode] = []
-    of_block: list[tuple[list[OpNode], list[OpNode]]] = [([], []) for _ in kinds]
+    ops = [op for op in graph.ops if not graph.only_aliases(op)]
+    forward = [op for op in ops if op.direction == Direction.FORWARD]
+    backward = [op for op in ops if op.direction == Direction.BACKWARD]
     stays: set[int] = set()
-    for op in graph.ops:
-        if op.block < 0 or op.direction == Direction.UPDATE or graph.only_aliases(op):
-            continue
-        turns = op.direction == Direction.BACKWARD
-        (backward if turns else forward).append(op)
-        of_block[op.block][int(turns)].append(op)
-        if not turns:
-            made = made_by(graph, op)
-            stays |= made & left_alone[op.block] if kinds[op.block] else made
+    for op in forward:
+        made, block = made_by(graph, op), block_of(op)
+        stays |= made & left_alone[block] if kinds[block] else made
     joined = run_again(graph, forward, backward, stays)[0]
-    alone = [op for one in of_block for op in run_again(graph, *one, stays)[0]]
-    cycles = np.zeros(len(kinds), dtype=np.int64)
-    for sign, again in ((1, joined), (-1, alone)):
-        for op in again:
-            cycles[op.block] += sign * executable.tree.op_cycles.get(op.id, 0)
-    return {storage for op in joined for storage in made_by(graph, op)}, cycles
+    alone = run_again_alone(graph, forward, backward, stays)
+    cycles, blocks = executable.tree.op_cycles, len(graph.blocks)
+    of_joined, of_alone = (np.array(spent_by_block(one, cycles, blocks)) for one in (joined, alone))
+    return {storage for op in joined for storage in made_by(graph, op)}, of_joined - of_alone
 
 
 def _made(graph: Graph) -> dict[int, tuple[int, int]]:

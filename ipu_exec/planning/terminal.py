@@ -61,9 +61,10 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     verified = [one for one in plan.candidates if one.obtained is not None]
     if verified:
         console.print(_verified(plan, verified))
-    is_open = any(one.obtained is None and one.memory != "fits" for one in shown)
-    question = ["?: only a compile tells whether it fits; --verify compiles the first"] * is_open
-    for line in (*question, *plan.why, *plan.notes):
+    notes = [*plan.why, *plan.notes]
+    if any(one.obtained is None and one.memory != "fits" for one in shown):
+        notes.insert(0, "? marks an extent that only a compile can confirm: --verify N compiles N")
+    for line in notes:
         _print_wrapped(line, "- ", "  ", console)
     if plan.left_out:
         console.print("not looked into:")

@@ -20,7 +20,7 @@ logger = logging.getLogger("ipu_exec")
 
 Tensors = Mapping[str, torch.Tensor]
 _address = torch._C._data_address  # type: ignore[attr-defined]
-_held = attrgetter("_parameters", "_buffers", "_modules")
+_contained = attrgetter("_parameters", "_buffers", "_modules")
 _values, _kind = methodcaller("values"), attrgetter("dtype", "shape", "requires_grad")
 
 
@@ -50,8 +50,8 @@ class Listed:
 
 def contents(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """The names and values of all that the modules hold themselves."""
-    held: list[Any] = [*filter(None, chain.from_iterable(map(_held, modules)))]
-    return [*chain.from_iterable(held), *chain.from_iterable(map(_values, held))]
+    groups: list[Any] = [*filter(None, chain.from_iterable(map(_contained, modules)))]
+    return [*chain.from_iterable(groups), *chain.from_iterable(map(_values, groups))]
 
 
 def places(tensors: Iterable[torch.Tensor]) -> list[Any]:

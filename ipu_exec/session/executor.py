@@ -31,9 +31,9 @@ from ipu_exec.enums import ConnectionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import Options
-from ipu_exec.session.again import Again
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.modes import in_modes
+from ipu_exec.session.repeated_call import RepeatedCall
 from ipu_exec.session.torch_compile import not_compiled_by_torch
 from ipuscope.waiting import PATIENCE, waiting
 
@@ -85,7 +85,7 @@ def load(
     return executor
 
 
-class PoplarExecutor(Again):
+class PoplarExecutor(RepeatedCall):
     """A compiled model, created by `trainingModel` or `inferenceModel`.
 
     Other attributes are the wrapped model's; its parameters have a ``replicaGrouping``
@@ -100,7 +100,7 @@ class PoplarExecutor(Again):
     @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call's micro-batches: the model's arguments, batched along dimension 0."""
-        fast = NotImplemented if self._remembered is None or kwargs else self._again(args)
+        fast = NotImplemented if self._remembered is None or kwargs else self._repeat(args)
         return self._call(args, kwargs) if fast is NotImplemented else fast
 
     def _call(self, given: tuple[Any, ...], given_by_name: dict[str, Any]) -> Any:

@@ -74,7 +74,7 @@ class OnDevice:
     _compilation_seconds = 0.0
     # what `_fingerprint` was in the last call, and the defaults of `forward` in that
     _usual: tuple[Any, Any, tuple[Any, ...]] = [], [], ()
-    _remembered: tuple[list[Any], ...] | None = None  # of a call (`ipu_exec.session.again`)
+    _remembered: tuple[list[Any], ...] | None = None  # of a call (`ipu_exec.session.repeated_call`)
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Reads:
     keeper: np.ndarray  # the Block whose forward stores what a backward reads
     nbytes: np.ndarray  # in streaming memory: of what the IPUs that share it store in parts, one's
     whole: np.ndarray  # bytes over links
-    again: np.ndarray  # 1: made once more, not stored, where one stage makes and reads it
+    again: np.ndarray  # 1 if a stage that makes and reads it recomputes it and stores nothing
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class PhasedCosts:
     machine: MachineCosts
     work: np.ndarray  # cycles of a micro-batch, int64[direction, Block], without transfers
     again: np.ndarray  # those of it that recompute
-    goes_on: np.ndarray  # cycles that recompute besides if its stage goes on behind: int64[Block]
+    if_joined: np.ndarray  # more cycles that recompute if its stage has the next Block, too
     reads: Reads
     once: np.ndarray
     update: np.ndarray  # cycles of the update's operators: int64[2, Block]
@@ -182,8 +182,8 @@ def predict(
     stages = len(cut.starts)
     streamed, received = transfers(costs, cut)
     work = np.stack([np.bincount(stage_of, row, stages).astype(np.int64) for row in costs.work])
-    goes_on = np.flatnonzero(stage_of[1:] == stage_of[:-1])
-    work[BACKWARD] += np.bincount(stage_of[goes_on], costs.goes_on[goes_on], stages).astype(int)
+    joined = np.flatnonzero(stage_of[1:] == stage_of[:-1])
+    work[BACKWARD] += np.bincount(stage_of[joined], costs.if_joined[joined], stages).astype(int)
     body = work + streamed + received
     once_of = _once(costs, ipus[stage_of], replicas, rings)
     by_stage = np.stack([np.bincount(stage_of, row, stages).astype(np.int64) for row in once_of])

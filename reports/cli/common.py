@@ -15,7 +15,7 @@ from ipuscope.waiting import PATIENCE as PATIENCE
 from ipuscope.waiting import waiting as waiting
 from ipuscope.words import add_flag as add_flag
 from ipuscope.words import add_number as add_number
-from ipuscope.words import count as count
+from ipuscope.words import not_negative as not_negative
 from ipuscope.words import one_line as one_line
 
 if TYPE_CHECKING:
@@ -102,18 +102,18 @@ def add_each(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add ``--run``, the position of a run."""
     words = "which of the profiled calls (default: 0, the first)"
-    add_number(parser, "--run", words, type=count, dest="which_run", default=0)
+    add_number(parser, "--run", words, type=not_negative, dest="which_run", default=0)
 
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
     """Add ``--iteration``, a device iteration of the run."""
     words = "which device iteration of the run (default: 0)"
-    add_number(parser, "--iteration", words, type=count, default=0)
+    add_number(parser, "--iteration", words, type=not_negative, default=0)
 
 
 def _columns(text: str) -> int:
     """Columns to draw in; refuses fewer than the names of IPUs need."""
-    number = count(text)
+    number = not_negative(text)
     if number < LEAST_WIDTH:
         raise argparse.ArgumentTypeError(
             f"{number} is too narrow: a drawing takes {LEAST_WIDTH} columns or more"
@@ -135,13 +135,13 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 def add_ipu(parser: argparse.ArgumentParser, default: int | None = None) -> None:
     """Add ``--ipu``, an IPU or, without a default, all."""
     words = "this IPU only (default: all)" if default is None else f"IPU (default: {default})"
-    add_number(parser, "--ipu", words, type=count, default=default)
+    add_number(parser, "--ipu", words, type=not_negative, default=default)
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     """Add ``--top``, how many rows to print."""
     words = f"rows, 0 for all (default: {default} when printed, all with --json and --csv)"
-    add_number(parser, "--top", words, type=count)
+    add_number(parser, "--top", words, type=not_negative)
     parser.set_defaults(top_for_people=default)
 
 

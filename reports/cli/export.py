@@ -79,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what to write as .csv or .parquet: {', '.join(_TABLES)} (default: steps)",
     )
     call = "only this profiled call (default: all in a trace, else the first)"
-    common.add_number(parser, "--run", call, type=common.count, dest="which_run")
+    common.add_number(parser, "--run", call, type=common.not_negative, dest="which_run")
     one = "only this device iteration of the run (default: all; of stacks the first)"
-    common.add_number(parser, "--iteration", one, type=common.count)
+    common.add_number(parser, "--iteration", one, type=common.not_negative)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sort", choices=[*_SORT], default="total", help="column to sort by (default: total)"
     )
     parser.add_argument("--name", metavar="WORDS", help="only operators whose name contains this")
-    common.add_number(parser, "--stage", "only this stage", type=common.count)
+    common.add_number(parser, "--stage", "only this stage", type=common.not_negative)
     parser.add_argument("--direction", choices=DIRECTIONS, help="only this direction")
     common.add_flag(parser, "--why", "what keeps each most from its ceiling, in words")
     parser.add_argument(

@@ -69,7 +69,7 @@ def _number(value: float) -> str:
 
 
 def _seconds(words: str) -> int:
-    number = common.count(words)
+    number = common.not_negative(words)
     if not 1 <= number <= 86_400:
         raise argparse.ArgumentTypeError(f"{number} is not a time limit: 1 to 86400 seconds")
     return number

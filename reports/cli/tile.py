@@ -17,9 +17,9 @@ TOP = 20  # rows for people
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_ipu(parser, 0)
-    common.add_number(parser, "--tile", "tile (default: the fullest)", type=common.count)
+    common.add_number(parser, "--tile", "tile (default: the fullest)", type=common.not_negative)
     words = "position in the program (default: the fullest)"
-    common.add_number(parser, "--step", words, type=common.count)
+    common.add_number(parser, "--step", words, type=common.not_negative)
 
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:

@@ -228,7 +228,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def _port(words: str) -> int:
-    number = common.count(words)
+    number = common.not_negative(words)
     if number > 65535:
         raise argparse.ArgumentTypeError(f"{number} is not a port: use 0 to 65535")
     return number

@@ -8,8 +8,9 @@ segment, so that only one segment's activations are live at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from math import ceil, sqrt
 from typing import Any
@@ -22,7 +23,6 @@ from ipu_exec.lowering import info
 from ipuscope.profiler.enums import Role
 
 Ops = Sequence[OpNode]
-BlockOf = Callable[[OpNode], int]
 # of storages: the Block that makes each, and the Blocks of the readers of each
 _Users = tuple[dict[int, int], dict[int, set[int]]]
 
@@ -96,6 +96,28 @@ def run_again(
             needed |= read_by(graph, op)
     again.reverse()
     return again, needed
+
+
+def run_again_alone(graph: Graph, forward: Ops, backward: Ops, stays: set[int]) -> list[OpNode]:
+    """`run_again` where each Block is a stage of its own: one Block's after another's."""
+    of_block: dict[int, tuple[list[OpNode], list[OpNode]]] = {}
+    for at, ops in enumerate((forward, backward)):
+        for op in ops:
+            of_block.setdefault(block_of(op), ([], []))[at].append(op)
+    return [op for runs in of_block.values() for op in run_again(graph, *runs, stays)[0]]
+
+
+def block_of(op: OpNode) -> int:
+    """The Block of an operator; what is before all of them counts as the first one's."""
+    return max(0, op.block)
+
+
+def spent_by_block(ops: Ops, cycles: Mapping[int, int], blocks: int) -> list[int]:
+    """``cycles`` of the operators by id, summed for each Block."""
+    total = [0] * blocks
+    for op in ops:
+        total[block_of(op)] += cycles.get(op.id, 0)
+    return total
 
 
 def sequence(
@@ -186,43 +208,25 @@ def by_block(
     those of Blocks from ``least`` on.
     """
     count = len(graph.blocks)
-
-    def block(op: OpNode) -> int:
-        return max(0, op.block)
-
-    def spent(ops: Ops) -> list[int]:
-        total = [0] * count
-        for op in ops:
-            total[block(op)] += cycles.get(op.id, 0)
-        return total
-
+    spent = partial(spent_by_block, cycles=cycles, blocks=count)
     stays = never_recomputed(graph, forward, kind)
     again, _ = run_again(graph, forward, backward, stays)
     final, _ = run_again(
         graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
     )
-    ends: list[OpNode] = []
-    of_block: list[tuple[list[OpNode], list[OpNode]]] = [([], []) for _ in range(count)]
-    for at, ops in enumerate((forward, backward)):
-        for op in ops:
-            of_block[block(op)][at].append(op)
-    kept = _users(graph, forward, backward, block)
-    for runs, turns in of_block:
-        ends += run_again(graph, runs, turns, stays)[0]
+    kept = _users(graph, forward, backward)
     return {
         "again": spent(again),
-        "again_end": spent(ends),
+        "again_end": spent(run_again_alone(graph, forward, backward, stays)),
         "again_final": spent(final),
-        "closed": _closed(graph, again, backward, stays, block, count),
-        "stashes": _stashes(graph, _users(graph, forward, [*again, *backward], block), stays),
+        "closed": _closed(graph, again, backward, stays, count),
+        "stashes": _stashes(graph, _users(graph, forward, [*again, *backward]), stays),
         "stashes_kept": _stashes(graph, kept, set()),
         "handed_on": _handed_on(graph, kept),
     }
 
 
-def _closed(
-    graph: Graph, again: Ops, backward: Ops, stays: set[int], block: BlockOf, count: int
-) -> list[int]:
+def _closed(graph: Graph, again: Ops, backward: Ops, stays: set[int], count: int) -> list[int]:
     """1 for a Block whose backward needs less than half of the previous Block's recomputation."""
     recomputed, early = [0] * count, [0] * count
     waiting: list[OpNode] = []
@@ -232,8 +236,8 @@ def _closed(
             continue
         for one in waiting:
             nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - stays)
-            recomputed[block(one)] += nbytes
-            early[block(one)] += nbytes * (block(one) < block(op))
+            recomputed[block_of(one)] += nbytes
+            early[block_of(one)] += nbytes * (block_of(one) < block_of(op))
         waiting = []
     return [
         int(number > 0 and 2 * early[number - 1] < recomputed[number - 1])
@@ -252,17 +256,17 @@ def _handed_on(graph: Graph, users: _Users) -> list[list[int]]:
     return rows
 
 
-def _users(graph: Graph, forward: Ops, readers: Ops, block: BlockOf) -> _Users:
+def _users(graph: Graph, forward: Ops, readers: Ops) -> _Users:
     """The Block that makes each storage, and the Blocks of the readers of each."""
     makers: dict[int, int] = {}
     for op in forward:
         for storage in made_by(graph, op):
-            makers.setdefault(storage, block(op))
+            makers.setdefault(storage, block_of(op))
     needed: dict[int, set[int]] = {}
     for op in readers:
         for storage in read_by(graph, op):
             if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
-                needed.setdefault(storage, set()).add(block(op))
+                needed.setdefault(storage, set()).add(block_of(op))
     return makers, needed
 
 

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map
 
 import ipu_exec as poptorch
 from ipu_exec.base.context import NOTHING
-from ipu_exec.session import again as again_file
-from ipu_exec.session.again import Again
+from ipu_exec.session import repeated_call
+from ipu_exec.session.repeated_call import RepeatedCall
 
 
 class Scaled(nn.Module):
@@ -97,18 +97,18 @@ def test_calls_give_the_same_with_and_without_it(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = list[bool]()
-    again = Again._again
+    repeat = RepeatedCall._repeat
 
-    def counted(self: Again, args: tuple[Any, ...]) -> Any:
-        result = again(self, args)
+    def counted(self: RepeatedCall, args: tuple[Any, ...]) -> Any:
+        result = repeat(self, args)
         taken.append(result is not NotImplemented)
         return result
 
-    monkeypatch.setattr(again_file, "not_compiled_by_torch", lambda: NOTHING)  # of other tests
-    monkeypatch.setattr(Again, "_again", counted)
+    monkeypatch.setattr(repeated_call, "not_compiled_by_torch", lambda: NOTHING)  # of other tests
+    monkeypatch.setattr(RepeatedCall, "_repeat", counted)
     stories = [_story(seed, count) for seed in range(12)]
     assert sum(taken) > 40, "some of the calls are quick"
-    monkeypatch.setattr(Again, "_again", lambda self, args: NotImplemented)
+    monkeypatch.setattr(RepeatedCall, "_repeat", lambda self, args: NotImplemented)
     for seed, story in enumerate(stories):
         assert story == _story(seed, count)
 
@@ -129,7 +129,7 @@ def _trained(quick: bool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     training(INPUTS[0])
     inference: Any = poptorch.inferenceModel(model.eval(), options)
     if not quick:
-        monkeypatch.setattr(Again, "_again", lambda self, args: NotImplemented)
+        monkeypatch.setattr(RepeatedCall, "_repeat", lambda self, args: NotImplemented)
     told = []
     for turn in range(8):
         told += [inference(INPUTS[0]) for _ in range(3)]

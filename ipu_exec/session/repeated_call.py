@@ -1,4 +1,8 @@
-"""A call of inference like the one before, in few functions: their code is in no cache by then."""
+"""The short way for inference: a call like the previous one only runs the model.
+
+A model's weights push the code of the Python functions around it out of the caches, so that this
+way has few of them; docs/overhead.md has what it takes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _training, _input = attrgetter("training"), attrgetter("shape", "dtype", "requir
 _contiguous, _set_grad_enabled = torch.Tensor.is_contiguous, torch._C._set_grad_enabled
 
 
-class Again(Compiled):
+class RepeatedCall(Compiled):
     """Remembers a call if one like it has only to run the model."""
 
     _writes = False  # to weights, in a call
@@ -63,7 +67,7 @@ class Again(Compiled):
         as_host = plain and self._listed.update().host is host and not self._device.differing(host)
         self._remembered = self._seen(args) if as_host else None
 
-    def _again(self, args: tuple[Any, ...]) -> Any:
+    def _repeat(self, args: tuple[Any, ...]) -> Any:
         """The result of a call like the remembered one; else `NotImplemented`."""
         if self._remembered is None or substitutions or {*map(type, args)} != {torch.Tensor}:
             return NotImplemented
