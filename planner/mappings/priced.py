@@ -47,7 +47,8 @@ class Priced:
         return cls(
             key,
             # another mapping's stages save memory in ways of their own
-            replace(Costs.from_report(report), choices=(), measured=False),
+            # one stage alone has a price: what leads is compiled
+            replace(Costs.from_report(report), choices=(), measured=False, alone_off_chip=False),
             _exchanged(report),
             int(ops["flops"][ops["direction"].isin(_WORK)].sum()),
             likely(report),

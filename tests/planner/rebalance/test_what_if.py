@@ -15,6 +15,8 @@ from ipu_exec import PipelinedExecution, ShardedExecution, Stage
 from ipuscope.planner.advice import advise
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings.mapping import Key
+from ipuscope.planner.mappings.priced import Priced
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
 from ipuscope.planner.search.split_search import best_split
@@ -108,6 +110,8 @@ def test_one_stage_that_sends_activations_off_the_chip_is_not_priced(
     assert not what_if(costs, Assignment((0, 2), (0, 1))).problems
     splits = [one.levers.split for one in advise(again).every if one.levers.split]
     assert splits and all(len(split.starts) > 1 for split in splits)
+    of_a_plan = Priced.from_report(again, Key(1, 4)).costs  # what leads there is compiled
+    assert not what_if(of_a_plan, Assignment((0,), (0,))).problems
 
 
 def test_what_is_in_no_block_is_predicted_too(tmp_path: Path) -> None:
