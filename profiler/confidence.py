@@ -169,6 +169,19 @@ def likely(report: Report, of_costs: bool = True) -> str:
     return "" if error is None else error.words
 
 
+def of_two(report: Report, things: str) -> list[str]:
+    """A sentence on the error of predictions that are compared; none if it is unknown.
+
+    ``things``: what is compared, "splits" or "schedules".
+    """
+    if not (within := likely(report)):
+        return []
+    return [
+        f"Cycles on hardware are {within}. Two {things} share most of that error: which is quicker"
+        " is surer than by how much."
+    ]
+
+
 def _header(report: Report) -> dict[str, Any] | None:
     error = report.meta.get("cycle_error")
     return error if isinstance(error, dict) else None

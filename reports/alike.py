@@ -1,10 +1,14 @@
-"""Merges rows of IPUs and stages that are alike, for people: JSON and CSV have every row."""
+"""Merges IPUs, stages and operators that are alike, for people: JSON and CSV have every row."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FEW = 16  # rows that are always printed one by one
 _NEAR = 0.05  # of a tile's memory
@@ -78,3 +82,36 @@ def memory_alike(ipus: Mapping[str, np.ndarray], limit: int) -> dict[str, np.nda
     names = np.array([spans(ipus["ipu"][one].tolist()) for one in alike], dtype=object)
     rows = {name: values[fullest[shown]] for name, values in ipus.items()}
     return {**rows, "ipu": names[shown]}
+
+
+# of operators that are one row: equal
+_ADDED = ("total_cycles", "share", "recompute_cycles")
+_EQUAL = ("direction", "aten", "cycles", "executions", "flops", "low", "high", "of_roof", "why")
+
+
+def operators_alike(ops: pd.DataFrame) -> pd.DataFrame:
+    """One row per group of operators of numbered layers that cost the same, those of most first.
+
+    ``name`` has ``*`` for the number, ``stage`` is a range (``1…9``: with gaps), ``alike`` says how
+    many they are; totals and shares are sums.
+    """
+    from ipuscope.profiler.analysis.hierarchy import NUMBER
+
+    like = ops["name"].map(lambda name: NUMBER.sub("*", name))
+    # an operator of no layer is alone, whatever it costs
+    keys = [like, ops["id"].where(like == ops["name"], -1), *(ops[name] for name in _EQUAL)]
+    number = ops.groupby(keys, sort=False, dropna=False).ngroup()
+    first, group = ~number.duplicated(), ops.groupby(number, sort=False)
+    count = group.size().to_numpy()
+    sums = {name: group[name].sum().to_numpy() for name in _ADDED}
+    return ops[first].assign(
+        name=np.where(count > 1, like[first], ops["name"][first]),
+        stage=[_from_to(sorted({*stages})) for _, stages in group["stage"]],
+        alike=count,
+        **sums,
+    )
+
+
+def _from_to(stages: Sequence[int]) -> str:
+    whole = stages[-1] - stages[0] == len(stages) - 1
+    return spans(stages) if whole else f"{stages[0]}…{stages[-1]}"

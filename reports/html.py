@@ -35,6 +35,7 @@ from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.units import sentence
+from ipuscope.reports.alike import operators_alike
 from ipuscope.viewer.figures import memory, theme, units
 from ipuscope.viewer.figures.of_report import Figures, lanes_of, live_map
 
@@ -241,25 +242,29 @@ def _options(report: Report) -> Section:
 
 
 def _ops(report: Report) -> Section:
-    ops = report.file.once("operators", lambda: analysis.operators(report)).head(_TOP_OPS)
+    every = report.file.once("operators", lambda: analysis.operators(report))
+    together = operators_alike(every).sort_values("total_cycles", ascending=False, kind="stable")
+    ops = together.head(_TOP_OPS)
     rows = [
         (
             row.name,
             row.direction,
-            str(row.stage),
+            row.stage,
             f"{row.cycles:,}",
             f"{row.executions:,}",
+            f"{row.alike:,}",
             f"{row.total_cycles:,}",
             units.percent(row.share),
             row.source,
         )
         for row in units.rows_of(ops)
     ]
-    heads = ("operator", "for", "stage", "cycles", "times", "total", "share", "source")
+    heads = ("operator", "for", "stage", "cycles", "times", "alike", "total", "share", "source")
     return Section(
         "Operators",
-        f"The {len(rows)} with the most cycles {analysis.turn(report)}, of {len(report.ops):,}."
-        " Total: cycles of one execution times executions; share: of all operators' totals.",
+        f"The {len(rows)} rows with the most cycles {analysis.turn(report)}, of {len(together):,}"
+        f" rows for {len(every):,} operators: layers (*) whose operators cost the same share one."
+        " Total: cycles x times x alike; share: of all operators' totals.",
         table=(heads, rows),
     )
 

@@ -289,7 +289,8 @@ def _for_people(part: Table | Facts | Lines) -> bool:
 def _print_table(paper: _Paper, table: Table) -> None:
     if table.title:
         paper.write((table.title, "bold"))
-    shown = table.shown if table.printed is None else table.printed
+    rows = table.frame if table.printed is None else table.printed
+    shown = rows if table.most is None else rows.head(table.most)
     columns = [
         ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
         for one in table.columns
@@ -321,11 +322,10 @@ def _print_table(paper: _Paper, table: Table) -> None:
             paper.wrapped(words, width) if one.write is sentence else [words]
             for one, words, width in cells
         )
+    if rest := len(rows) - len(shown):
+        paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
     if table.note:
         paper.write((table.note, "dim"))
-    elif len(shown) < len(table.frame):
-        rest = len(table.frame) - len(shown)
-        paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
 
 
 def _fitted(column: Column, words: str, width: int) -> str:

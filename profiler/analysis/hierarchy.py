@@ -42,7 +42,7 @@ MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
 _OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE, _NO_LINE = "no module", "no stage", "no source line"
-_NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
+NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
 Path = tuple[str, ...]
 
@@ -251,7 +251,7 @@ def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
 @lru_cache(maxsize=1 << 14)
 def _alike(part: Path) -> Path:
     """The names without the numbers of layers."""
-    return tuple(_NUMBER.sub("*", name) for name in part)
+    return tuple(NUMBER.sub("*", name) for name in part)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -6,11 +6,12 @@ what the update spends to recompute it for the backward pass, beside its total. 
 much the cycles of operators of its kind may differ on hardware (docs/fidelity.md#error-bars); it is
 not in older profiles.
 
-A name is the module's path and what it does. "of its ceiling": its FLOPs against what the AMP (or
-vector) units of all tiles could do in its cycles, or the exchange could feed; --why gives the main
-reason it is below. --json has that, its balance over tiles, its peak and more. '*' marks
-cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md says how
-to).
+A name is the module's path and what it does. Numbered layers whose operators cost the same share a
+row, with * for their number; "alike" says how many they are. "of its ceiling": its FLOPs against
+what the AMP (or vector) units of all tiles could do in its cycles, or the exchange could feed;
+--why gives the main reason it is below. --json has every operator with that, its balance over
+tiles, its peak and more. A '*' behind a name marks cycles that a generic guess stood in for: nobody
+has lowered that operator (CONTRIBUTING.md says how to).
 
 --alike compares what is repeated instead: Blocks, stages, source lines or micro-batches that are
 built alike, what each group takes, and why some take longer than the median of their group.
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_number(parser, "--stage", "only this stage", type=common.not_negative)
     parser.add_argument("--direction", choices=DIRECTIONS, help="only this direction")
     common.add_flag(parser, "--why", "what keeps each most from its ceiling, in words")
+    common.add_flag(parser, "--each", "every operator, not one for layers that cost the same")
     parser.add_argument(
         "--alike", choices=_ALIKE, help="compare what is repeated, and nothing else"
     )
@@ -68,6 +70,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler import analysis
     from ipuscope.profiler.confidence import span
     from ipuscope.profiler.units import percent
+    from ipuscope.reports.alike import operators_alike
     from ipuscope.reports.tables import Column, Page, Table, identity, text
 
     frame = common.filtered(analysis.operators(report), "name", args.name)
@@ -87,19 +90,18 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     by = _SORT[args.sort]
     frame = frame.sort_values(by, ascending=by == "name", kind="stable")
     frame = frame.rename_axis("op").reset_index()
-    errors = [span(*of) for of in zip(frame["low"], frame["high"], strict=True)]
-    shown = frame.assign(
-        likely=errors,
-        said=[
-            n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)
-        ],
-    )
+    rows = frame if args.each or args.form != "text" else operators_alike(frame)
+    rows = rows.sort_values(by, ascending=by == "name", kind="stable")
+    errors = [span(*of) for of in zip(rows["low"], rows["high"], strict=True)]
+    names = zip(rows["name"], rows["estimated"], strict=True)
+    printed = rows.assign(likely=errors, name=[n + (" *" if e else "") for n, e in names])
     columns = (
-        Column("said", "operator", text),
+        Column("name", "operator", text),
         Column("direction", "for", text),
         Column("stage", "stage", identity),
         Column("cycles", "cycles"),
         Column("executions", "times"),
+        *([Column("alike", "alike")] if len(rows) < len(frame) else []),
         Column("total_cycles", "total"),
         Column("share", "share", percent),
         *([] if args.why else [Column("recompute_cycles", "again")]),
@@ -107,8 +109,12 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("of_roof", "of its\nceiling", percent),
         *([Column("why", "most of the rest", text)] if args.why else []),
     )
-    form = shown if args.form == "text" else frame
-    return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
+    most, note = common.top(args), ""
+    if len(rows) < len(frame):
+        note = f"{len(frame):,} operators in {len(rows):,} rows: --each prints them one by one."
+    return Page(
+        str(report.path), (Table("ops", frame, columns, most=most, printed=printed, note=note),)
+    )
 
 
 def _alike(report: common.Report, args: argparse.Namespace) -> common.Page:

@@ -190,8 +190,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
         raise common.CommandError(f"{report.path}: {error}") from error
     wanted = split.prediction
     lines = [say(_gain(costs, now.total, wanted.total))]
-    if within := confidence.likely(report):
-        lines.append(say(f"Cycles are {within}; two splits share most of that."))
+    lines += [say(words) for words in confidence.of_two(report, "splits")]
     proof = Facts(
         "best",
         (

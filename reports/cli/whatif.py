@@ -106,8 +106,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
     ]
     if costs.accumulating is not profiled_costs.accumulating:
         lines.append(say("What accumulators take is an estimate: as profiled there are none."))
-    if within := confidence.likely(report):
-        lines.append(say(f"Cycles are {within}; two splits share most of that."))
+    lines += [say(words) for words in confidence.of_two(report, "splits")]
     lines += common.mark(report) if report.imported else ()
     return Page(
         str(report.path),

@@ -76,8 +76,7 @@ def page(
     today = ", ".join(answered.loc[answered["runs"] == "yes", "schedule"])
     notes.append(say(f"PopTorch can run {today or 'none of these'}."))
     drawn = _pictures(results[asked[0]]) if len(asked) == 1 else []
-    if within := confidence.likely(report):
-        notes.append(say(f"Cycles are {within}; two schedules share most of that."))
+    notes += [say(words) for words in confidence.of_two(report, "schedules")]
     return Page(str(report.path), (shown, *drawn, *notes, say(ASSUMES, "dim")))
 
 

@@ -150,8 +150,8 @@ def test_readers_are_told_how_sure_the_cycles_are(
     assert page["cycle_error"] == CLASSES
     assert "likely within" not in told(capsys, "summary", silent)
     for command in ("whatif", "rebalance"):
-        assert "Cycles are likely within 19%" in told(capsys, command, sure)
-        assert "Cycles are" not in told(capsys, command, silent)
+        assert "Cycles on hardware are likely within 19%" in told(capsys, command, sure)
+        assert "Cycles on hardware" not in told(capsys, command, silent)
 
 
 def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: Path) -> None:

@@ -103,3 +103,28 @@ def test_stages_of_unequal_work_are_a_row_each(
     many: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(capsys, "stages", many) == said(capsys, "stages", "--each", many)
+
+
+def test_layers_share_a_row_only_where_their_operators_cost_the_same() -> None:
+    cycles = [7, 7, 9, 7, 7, 5, 5]
+    ops = pd.DataFrame(
+        {
+            "id": range(7),
+            "name": ["l.0/mm", "l.1/mm", "l.2/mm", "l.4/mm", "mm_1", "add", "add"],
+            "stage": [0, 0, 1, 2, 2, 2, 2],
+            "cycles": cycles,
+            "executions": 4,
+            "total_cycles": [4 * one for one in cycles],
+            "share": [one / sum(cycles) for one in cycles],
+            "recompute_cycles": [28, 28, 36, 0, 0, 0, 0],
+            "low": np.nan,  # as of an older profile
+        }
+        | dict.fromkeys(("direction", "aten", "flops", "high", "of_roof", "why"), 1)
+    )
+    shown = alike.operators_alike(ops)
+    assert shown["name"].tolist() == ["l.*/mm", "l.2/mm", "mm_1", "add", "add"]
+    assert shown["stage"].tolist() == ["0…2", "1", "2", "2", "2"]
+    assert shown["alike"].tolist() == [3, 1, 1, 1, 1]
+    for name in ("total_cycles", "share", "recompute_cycles"):
+        assert shown[name].sum() == pytest.approx(ops[name].sum())
+    assert (shown["cycles"] * shown["executions"] * shown["alike"] == shown["total_cycles"]).all()

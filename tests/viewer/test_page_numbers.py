@@ -133,7 +133,7 @@ def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Re
 
     page = view.open("/rebalance?starts=0,1,3@0,1,0")
     measured = int(training.runs["cycles"].iloc[0] // training.runs["iterations"].iloc[0])
-    assert "Cycles are likely" in page.inner_text("#rebalance-numbers")
+    assert "Cycles on hardware are likely" in page.inner_text("#rebalance-numbers")
     border = page.locator(".split .border").nth(2)
     box, row = border.bounding_box(), page.locator(".split .block").nth(1).bounding_box()
     page.mouse.move(box["x"] + 6, box["y"] + 20)

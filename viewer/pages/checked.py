@@ -176,8 +176,7 @@ def register_schedules(app: Dash, profiles: Profiles, asked: Asked, page: str) -
             return common.message(sentence(str(error)))
         answered = rows[rows["note"] == ""]
         notes = [f"{row.schedule}: {row.note}." for row in rows[rows["note"] != ""].itertuples()]
-        if within := confidence.likely(report):
-            notes.append(f"Cycles are {within}; two schedules share most of that.")
+        notes += confidence.of_two(report, "schedules")
         return [
             table("rebalance-schedules-grid", answered, _SCHEDULES, common.theme_of(where)),
             html.P(" ".join([*notes, ASSUMES]), className="note"),

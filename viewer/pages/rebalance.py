@@ -342,8 +342,7 @@ def _numbers(
     parts: list[Any] = [html.Div(boxes, className="big")]
     parts += [common.message(words, "error") for words in wanted.problems]
     parts += [common.message(words) for words in wanted.notes]
-    if within := confidence.likely(report):
-        parts.append(common.message(f"Cycles are {within}; two splits share most of that."))
+    parts += [common.message(words) for words in confidence.of_two(report, "splits")]
     if report.imported:
         parts.append(common.message(IMPORTED))
     if measured and wanted.assignment == now.assignment:
