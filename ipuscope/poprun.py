@@ -31,7 +31,8 @@ _WITHOUT_MEANING = (
     *("numa-aware", "num-ilds", "sync-type", "synchronisation-mode", "interactive", "tag-output"),
     *("only-output-from-instance", "only-stdout-from-instance", "run-each-instance-with"),
 )
-_SWITCHES = ("print-topology", "verbose", "quiet", "allow-oversubscribing-host-cores")
+_SWITCHES = ("print-topology", "allow-oversubscribing-host-cores")
+_LOUDNESS = (("-v", "-vv", "-vvv", "--vv", "--verbose"), ("--quiet",))  # take no value
 _YES = ("yes", "true", "on", "1")
 
 
@@ -87,6 +88,8 @@ def poprun_parser() -> argparse.ArgumentParser:
         hidden.add_argument(f"--{name}", action="append", metavar="...", help=argparse.SUPPRESS)
     for name in _SWITCHES:
         hidden.add_argument(f"--{name}", nargs="?", const="yes", help=argparse.SUPPRESS)
+    for names in _LOUDNESS:
+        hidden.add_argument(*names, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="python3 script.py ...")
     return parser
 

@@ -61,7 +61,8 @@ def seen(folder: Path) -> list[dict[str, Any]]:
 def test_poprun_runs_a_script_twice_with_two_replicas_each(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     done = run(
-        *("--num-instances", 2, "--num-replicas=4", "--ipus-per-replica", 2, "--numa-aware=yes"),
+        *("-vv", "--num-instances", 2, "--num-replicas=4", "--ipus-per-replica", 2),
+        *("--numa-aware=yes", "--verbose"),
         *("--executable-cache-path", cache, "--vipu-partition", "p", "--host", "a", "--host", "b"),
         *("python3", SCRIPT, tmp_path, "group"),
         name="poprun",
@@ -72,7 +73,7 @@ def test_poprun_runs_a_script_twice_with_two_replicas_each(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     ignored = [line for line in done.stderr.splitlines() if "poprun: ignored" in line]
     assert len(ignored) == 1
-    assert "--host, --vipu-partition, --numa-aware" in ignored[0]
+    assert "--host, --vipu-partition, --numa-aware" in ignored[0] and "verb" not in ignored[0]
     for instance in range(2):
         assert f"[{instance}] instance {instance} is done" in done.stdout.splitlines()
     assert "instances began with different values" in done.stderr
