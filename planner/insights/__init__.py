@@ -34,7 +34,10 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 @stored
 def insights(report: Report) -> list[Insight]:
-    """All insights, most cycles first, then most bytes, then the rest; none if imported."""
+    """All insights, most cycles first, then most bytes, then the rest; none if imported.
+
+    What is left of the critical path without a change of its own stands behind those with one.
+    """
     if report.imported:
         return []
     basis = _basis(report)
@@ -45,7 +48,12 @@ def insights(report: Report) -> list[Insight]:
     splits = basis is not None and basis.can_split
     findings += memory(report, basis.costs if basis is not None and splits else None)
     findings += no_blocks(report)
-    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+
+    def order(one: Insight) -> tuple[int, ...]:
+        with_change = 0 if one.remainder else one.gain_cycles
+        return -("overflow" in one.title), -with_change, -one.gain_cycles, -one.gain_bytes
+
+    return sorted(findings, key=order)
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:

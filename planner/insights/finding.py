@@ -25,8 +25,9 @@ class Insight:
     """One finding.
 
     ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 if unknown;
-    ``at_most``: the cycles are a bound that no known change reaches; ``estimate``: they rest on
-    estimated costs (`ipuscope.planner.costs.estimates`). ``where``: a page of the viewer with its
+    ``at_most``: the cycles are a bound that no known change reaches (``remainder``: nor is there
+    one, but for general advice on such cycles); ``estimate``: they rest on estimated costs
+    (`ipuscope.planner.costs.estimates`). ``where``: a page of the viewer with its
     parameters; ``action``: what to change; ``code``: statements to write or commands to run (none:
     `action` is enough); ``change``: the same for programs (empty: it has no name). ``waits``: the
     cycles of the critical path that it is about (None: none). ``changes_batch``: a weight update
@@ -40,6 +41,7 @@ class Insight:
     gain_cycles: int = 0
     gain_bytes: int = 0
     at_most: bool = False
+    remainder: bool = False
     change: Mapping[str, int | str | list[int]] = field(default_factory=dict)
     estimate: bool = False
     waits: Waits | None = None

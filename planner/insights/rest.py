@@ -76,6 +76,7 @@ def rest(
             "/timeline",
             _bound(str(cause), cycles, costs, present),
             at_most=True,
+            remainder=True,
             waits=Waits(causes=(str(cause),)),
         )
 

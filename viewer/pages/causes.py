@@ -26,7 +26,7 @@ def card(view: View, id: str) -> Any:
         "What to do about it",
         batch_switch(view),
         common.filled(id, awaited=True),
-        note="Largest gain first; they do not add up.",
+        note="Largest gain first, then what no change is known for; gains do not add up.",
     )
 
 
