@@ -34,7 +34,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 @stored
 def insights(report: Report) -> list[Insight]:
-    """All insights, most cycles first, then most bytes, then the rest; none if imported."""
+    """All insights, most cycles first, then bytes; of another batch last. None if imported."""
     if report.imported:
         return []
     basis = _basis(report)
@@ -45,7 +45,12 @@ def insights(report: Report) -> list[Insight]:
     splits = basis is not None and basis.can_split
     findings += memory(report, basis.costs if basis is not None and splits else None)
     findings += no_blocks(report)
-    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+
+    def rank(one: Insight) -> tuple[bool, bool, int, int]:
+        over = "overflow" in one.title
+        return not over, one.changes_batch, -one.gain_cycles, -one.gain_bytes
+
+    return sorted(findings, key=rank)
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:
