@@ -93,3 +93,9 @@ class Purpose(StrEnum):
     SHARD = "shard"  # take this replica's part of a tensor that it has whole
     COPY = "copy"  # between the IPUs of a replica
     EXTERNAL_SYNC = "external sync"  # of IPUs
+
+
+REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
+# tasks of streaming memory
+_STREAMS = ("enter", "leave", "load ", "store ")
+STREAMS = tuple(str(one) for one in BodyTask if one.startswith(_STREAMS))

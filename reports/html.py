@@ -193,7 +193,7 @@ def _insights(report: Report) -> Section:
     rows = [
         (
             one.gain_in_words.replace("<=", "≤"),
-            sentence(one.title),
+            sentence(one.headline),
             one.why,
             "\n".join([one.change_in_words, *one.code]),
         )
@@ -201,7 +201,7 @@ def _insights(report: Report) -> Section:
     ]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
-        " of the fullest tile; ≤ marks a bound, ~ an estimate."
+        " of the fullest tile; ≤ marks a bound, ~ an estimate. What takes another batch is last."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
 

@@ -45,7 +45,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     table, _ = runs(profiles)
     shown = settings_of(table).assign(
         cycles=table["cycles"].map("{:,}".format),
-        samples_per_second=table["samples_per_second"].map("{:,.2f}".format),
+        samples_per_second=table["samples_per_second"].map("{:,.2f}".format).replace("nan", ""),
         fullest_bytes=table["fullest_bytes"].map("{:,}".format),
         memory=["fits" if fits else "out of memory" for fits in table["fits"]],
     )

@@ -36,7 +36,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 def insights(report: Report) -> list[Insight]:
     """All insights, most cycles first, then most bytes, then the rest; none if imported.
 
-    What is left of the critical path without a change of its own stands behind those with one.
+    Changes of the batch stand behind the others, and what no change is known for behind both.
     """
     if report.imported:
         return []
@@ -49,11 +49,12 @@ def insights(report: Report) -> list[Insight]:
     findings += memory(report, basis.costs if basis is not None and splits else None)
     findings += no_blocks(report)
 
-    def order(one: Insight) -> tuple[int, ...]:
-        with_change = 0 if one.remainder else one.gain_cycles
-        return -("overflow" in one.title), -with_change, -one.gain_cycles, -one.gain_bytes
+    def rank(one: Insight) -> tuple[bool, int, int, int]:
+        cycles = one.gain_cycles
+        behind = 3 if not cycles else 2 if one.remainder else int(one.changes_batch)
+        return "overflow" not in one.title, behind, -cycles, -one.gain_bytes
 
-    return sorted(findings, key=order)
+    return sorted(findings, key=rank)
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:

@@ -51,6 +51,11 @@ class Insight:
     line: int = 0
 
     @property
+    def headline(self) -> str:
+        """``title``, and whether a weight update then has other samples."""
+        return f"{self.title} (another batch)" if self.changes_batch else self.title
+
+    @property
     def why(self) -> str:
         """``detail``, and the source line to look at."""
         return f"{self.detail} {MOST_IN} {self.file}:{self.line}." if self.file else self.detail

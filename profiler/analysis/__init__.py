@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipuscope.profiler.analysis.compare import (
+    basis,
     caveats,
     compare,
     compare_classes,
@@ -39,6 +40,7 @@ __all__ = [
     "Bubble",
     "Pace",
     "alike_ipus",
+    "basis",
     "bubble",
     "caveats",
     "compare",

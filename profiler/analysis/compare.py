@@ -10,12 +10,13 @@ import numpy as np
 
 from ipuscope.profiler import units
 from ipuscope.profiler.analysis.critical_path import critical_path
-from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
+from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles, overflows
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.analysis.peak import SHORT, peak
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.analysis.waits import worker
+from ipuscope.profiler.enums import OUT_OF_MEMORY
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
@@ -29,15 +30,17 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     ``name, direction``, of each side ``stage, cycles`` (one execution), ``executions`` and
     ``total_cycles`` (of a weight update, `executed_ops`), and ``difference`` and ``ratio`` of the
     totals; None if a report has none. Totals are per sample, as fractions, if the updates have
-    different numbers of samples.
+    different numbers of samples; of one execution, by PopART's names, if one was imported.
     """
     import pandas as pd
 
     keys = ["name", "direction"]
-    sides = []
-    per_sample = _samples(a) != _samples(b)
+    sides, of = [], basis(a, b)
+    per_sample = of == SAMPLE
     for report in (a, b):
         ops = report.ops.join(executed_ops(report))
+        if of == _ONE:
+            ops = ops.assign(name=_popart_names(ops), total_cycles=ops["cycles"])
         if per_sample:
             ops["total_cycles"] = ops["total_cycles"] / max(1, _samples(report))
         ops["number"] = ops.groupby(keys).cumcount()
@@ -96,6 +99,17 @@ def paired_ops(measured: Report, modelled: Report) -> pd.DataFrame:
     return both.assign(kind=kinds_of(both["aten_y"])).rename(columns=names)
 
 
+def basis(a: Report, b: Report) -> str:
+    """What operators' cycles are of, in `compare_ops`: a turn, "a sample" or "one execution"."""
+    if a.imported != b.imported:
+        return _ONE
+    return turn(a, b) if _samples(a) == _samples(b) else SAMPLE
+
+
+def _popart_names(ops: pd.DataFrame) -> pd.Series[Any]:
+    return ops["popart_name"].where(ops["popart_name"] != "", ops["name"])
+
+
 def _or_none(values: pd.Series[Any]) -> pd.Series[Any]:
     """The values, with None for missing ones."""
     return values.astype(object).where(values.notna(), None)
@@ -108,7 +122,7 @@ def compare_waits(a: Report, b: Report) -> pd.DataFrame:
     IPU 0", "IPU 3 and 4"), ``cycles_a, cycles_b`` (0 if a path has none of it), ``difference`` and
     ``share`` (of the whole difference; NaN if that is 0), the largest differences first; they add
     up to that of the updates. Cycles are per sample, as fractions, if the updates have different
-    numbers of samples. Empty if a report has no times.
+    numbers of samples. Empty if a report has no times, or one was imported.
     """
     return _differences(a, b, _waits, _WAITS)
 
@@ -146,10 +160,10 @@ def _differences(
     """The cycles of both critical paths ``by`` something, and their differences."""
     import pandas as pd
 
-    sides = []
-    per_sample = _samples(a) != _samples(b)
+    sides, of = [], basis(a, b)
+    per_sample = of == SAMPLE
     for report in (a, b):
-        path = critical_path(report) if len(report.runs) else None
+        path = critical_path(report) if len(report.runs) and of != _ONE else None
         if path is None or not len(path):
             return pd.DataFrame(columns=pd.Index(columns))
         cycles = by(report, path)
@@ -201,6 +215,8 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
     rows = []
     for what, unit, function in _MEASURES:
         one, two = function(a), function(b)
+        if what in (TURN, _WORK) and basis(a, b) == _ONE:  # an update is not the other's run
+            one, two = (one, math.nan) if a.imported else (math.nan, two)
         ratio = two / one if one > 0 and math.isfinite(two) else None
         rows.append((turn(a, b) if what == TURN else what, unit, one, two, two - one, ratio))
     return pd.DataFrame(rows, columns=pd.Index(["what", "unit", "a", "b", "difference", "ratio"]))
@@ -209,26 +225,47 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
 def not_comparable(a: Report, b: Report) -> dict[str, str]:
     """Measures of `compare` that do not tell which of the two is better, and why."""
     kinds = a.meta["kind"], b.meta["kind"]
-    samples = [_samples(report) for report in (a, b)]
     reasons: dict[str, str] = {}
-    if len(a.ops) and len(b.ops) and set(a.ops["name"]).isdisjoint(b.ops["name"]):
+    apart = basis(a, b) == _ONE
+    names = [set(_popart_names(one.ops) if apart else one.ops["name"]) for one in (a, b)]
+    if all(names) and names[0].isdisjoint(names[1]):
         reasons = dict.fromkeys(
             _OF_A_MODEL, "A and B have no operator in common: the models differ"
         )
     if kinds[0] != kinds[1]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
-    if samples[0] != samples[1]:
-        words = f"it is of {samples[0]:,} samples in A and of {samples[1]:,} in B"
-        reasons.setdefault(TURN, f"{words}; {SAMPLE!r} compares them")
+    reasons = _other_samples(a, b) | reasons | _other_peaks(a, b)
+    for what, _, measure in _MEASURES:
+        for name, report in zip("AB", (a, b), strict=True):
+            unknown = apart and what in (TURN, SAMPLE)
+            if what in _OF_A_MODEL and not unknown and not measure(report) > 0:
+                reasons[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
+    return {turn(a, b) if what == TURN else what: why for what, why in reasons.items()}
+
+
+def _other_samples(a: Report, b: Report) -> dict[str, str]:
+    if basis(a, b) == _ONE:
+        name = "A" if a.imported else "B"
+        why = f"{name} was imported, and does not say of how many samples its run is"
+        reasons = dict.fromkeys((TURN, SAMPLE, _RATE), why)
+        return reasons | {"waiting": f"in {name} waits for a sync of IPUs are time of that sync"}
+    one, two = _samples(a), _samples(b)
+    words = f"it is of {one:,} samples in A and of {two:,} in B; {SAMPLE!r} compares them"
+    return {} if one == two else {TURN: words}
+
+
+def _other_peaks(a: Report, b: Report) -> dict[str, str]:
+    reasons = {}
     tops = [SHORT[top.dtype] for top in (peak(a), peak(b)) if top]
     if len(set(tops)) > 1:
         why = f"they are of the {tops[0]} peak in A and of the {tops[1]} peak in B"
-        reasons |= dict.fromkeys(("MFU", "HFU"), why)
-    for what, _, measure in _MEASURES:
-        for name, report in zip("AB", (a, b), strict=True):
-            if what in _OF_A_MODEL and not measure(report) > 0:
-                reasons[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
-    return {turn(a, b) if what == TURN else what: why for what, why in reasons.items()}
+        reasons = dict.fromkeys(("MFU", "HFU"), why)
+    for name, report in zip("AB", (a, b), strict=True):
+        if not _fits(report):
+            worst = max(overflows(report), key=lambda one: one.bytes_over, default="")
+            why = f"{name} is out of memory{worst and ': '}{worst}"
+            reasons |= dict.fromkeys((_RATE, "MFU", "HFU"), why)
+    return reasons
 
 
 def caveats(a: Report, b: Report) -> list[str]:
@@ -262,6 +299,14 @@ def _cycles_a_sample(report: Report) -> float:
     return _cycles(report) / samples if samples else math.nan
 
 
+def _fits(report: Report) -> bool:
+    return report.meta["state"] != OUT_OF_MEMORY
+
+
+def _rate(report: Report) -> float:
+    return (_fits(report) and pace(report).samples_per_second) or math.nan
+
+
 def _stage(report: Report, which: str) -> float:
     cycles = report.stages["cycles"]
     return float(getattr(cycles, which)()) if len(cycles) else math.nan
@@ -269,23 +314,24 @@ def _stage(report: Report, which: str) -> float:
 
 def _of_peak(report: Report, which: str) -> float:
     top = peak(report)
-    return getattr(top, which) if top else math.nan
+    return getattr(top, which) if top and _fits(report) else math.nan
 
 
 # The first is named by `turn`: an inference has no weight update.
 TURN, SAMPLE, STAGE, TILE = "an iteration", "a sample", "slowest stage", "fullest tile"
+_RATE, _WORK, _ONE = "samples a second", "operators' cycles", "one execution"
 _OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
 _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (TURN, "cycles", _cycles),
     (SAMPLE, "cycles", _cycles_a_sample),
-    ("samples a second", "1/s", lambda r: pace(r).samples_per_second or math.nan),
+    (_RATE, "1/s", _rate),
     (STAGE, "cycles", lambda r: _stage(r, "max")),
     ("mean stage", "cycles", lambda r: _stage(r, "mean")),
     ("waiting", "share", lambda r: waiting(r) if len(r.runs) else math.nan),
     ("MFU", "share", lambda r: _of_peak(r, "mfu")),
     ("HFU", "share", lambda r: _of_peak(r, "hfu")),
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
-    ("operators' cycles", "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
+    (_WORK, "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
     ("IPUs", "count", lambda r: float(r.target.num_ipus * shards_of(r))),
     ("program steps", "count", lambda r: float(r.file.table(records.Step).rows)),
     ("variables", "count", lambda r: float(r.file.table(records.Variable).rows)),

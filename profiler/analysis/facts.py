@@ -290,7 +290,8 @@ def speed(of: Facts) -> list[Fact]:
     if of.speed is None:
         return [Fact("runs", 0, "runs", "none, and no schedule: the compile did not get so far")]
     one = of.speed
-    low, high = one.likely or (None, None)
+    fits = of.state != OUT_OF_MEMORY
+    low, high = (fits and one.likely) or (None, None)
     iteration = f"{one.cycles:,} cycles, {units.seconds(one.seconds)}"
     if one.micro_batches:
         iteration += f", with {units.count(one.micro_batches, 'micro-batch')}"
@@ -298,12 +299,14 @@ def speed(of: Facts) -> list[Fact]:
     words = slowest_words(slow) if slow and of.stages > 1 else ""
     waits = [f"{units.percent(share)} {what}" for share, what in of.waits]
     waits += [""] * (len(_WAITS) - len(waits))  # with --csv all profiles have the same columns
-    labels, top = ["waits for", "", ""], of.peak
+    labels, top = ["waits for", "", ""], of.peak if fits else None
+    quick = one.samples_per_second if fits else None
+    said = rate(one) if fits else "none: it does not fit"
     return [
         Fact("runs", 0 if of.predicted else len(of.runs), "runs", _runs(of)),
         Fact("iteration_cycles", one.cycles, of.turn, iteration),
         *_doubt(one),
-        Fact("samples_per_second", one.samples_per_second, "speed", rate(one) if samples else ""),
+        Fact("samples_per_second", quick, "speed", said if samples else ""),
         Fact("samples_per_second_low", low),
         Fact("samples_per_second_high", high),
         Fact("idle_share", one.waiting, "waiting", f"{one.waiting:.1%} of the cycles of all IPUs"),

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent
 
-STREAMING = "streaming memory"  # the host I/O of `streaming_steps`
-_COLUMNS = ("kind", "ipu", "streams", "cycles", "count", "first", "last")
+_COLUMNS = ("kind", "ipu", "cycles", "count", "first", "last")
 
 
 def spent_by_kind(
@@ -22,7 +20,7 @@ def spent_by_kind(
     iteration: int | None,
     window: tuple[float, float],
 ) -> Spent:
-    """`Report.trace.spent` with one step for each kind: -1, or one of `streaming_steps` for these.
+    """`Report.trace.spent` with one step, -1, for each kind.
 
     Device iterations are alike: windows that contain a whole one use the first run's sums.
     """
@@ -36,23 +34,17 @@ def spent_by_kind(
     first, last = (columns[name][wanted] + begin for name in ("first", "last"))
     if (first < window[0]).any() or (last > window[1]).any():
         return report.trace.spent(run, ipus, iteration, window)
-    streaming = streaming_steps(report)
     kinds = tuple(dict.fromkeys(columns["kind"].tolist()))
     numbers = {kind: number for number, kind in enumerate(kinds)}
     kind = np.array([numbers[word] for word in columns["kind"][wanted]], dtype=np.int64)
-    streams = (columns["streams"][wanted] != 0) & bool(len(streaming))
-    step = np.where(streams, streaming[:1].sum(), -1)
-    return Spent(step, kind, columns["cycles"][wanted], columns["count"][wanted], kinds)
+    cycles, count = columns["cycles"][wanted], columns["count"][wanted]
+    return Spent(np.full(len(kind), -1), kind, cycles, count, kinds)
 
 
 def cycles_of_ipus(report: Report) -> tuple[tuple[str, ...], np.ndarray]:
-    """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind].
-
-    From `spent_by_kind`; streaming memory is a kind of its own.
-    """
+    """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind]."""
     columns = _by_kind(report)
-    kind = np.where(columns["streams"] != 0, STREAMING, columns["kind"])
-    kinds, at = np.unique(kind.astype(str), return_inverse=True)
+    kinds, at = np.unique(columns["kind"].astype(str), return_inverse=True)
     cycles = np.zeros((report.target.num_ipus, len(kinds)), dtype=np.int64)
     np.add.at(cycles, (columns["ipu"].astype(np.int64), at), columns["cycles"].astype(np.int64))
     return tuple(kinds.tolist()), cycles
@@ -70,19 +62,8 @@ def _by_kind(report: Report) -> dict[str, np.ndarray]:
     ipus = spans.index.to_numpy()
     parts = [report.trace.spent(0, [int(ipu)], 0) for ipu in ipus]
     rows = []
-    streaming = streaming_steps(report)
     for ipu, of_ipu, (first, last) in zip(ipus.tolist(), parts, spans.to_numpy(), strict=True):
-        streams = np.isin(of_ipu.step, streaming)
-        for flag in (False, True):
-            chosen = of_ipu.kind[streams == flag]
-            cycles, count = (
-                np.bincount(chosen, weights=values[streams == flag], minlength=len(of_ipu.kinds))
-                for values in (of_ipu.cycles, of_ipu.count)
-            )
-            rows += [
-                (of_ipu.kinds[at], ipu, flag, int(cycles[at]), int(count[at]), first, last)
-                for at in np.flatnonzero(count).tolist()
-            ]
+        rows += [(kind, ipu, *sums, first, last) for kind, *sums in of_ipu.by_kind()]
     columns = zip(*rows, strict=True) if rows else ((),) * len(_COLUMNS)
     return {
         name: np.array(values, dtype=object if name == "kind" else np.int64)

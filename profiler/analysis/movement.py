@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.enums import REMOTE, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import once
 from ipuscope.profiler.report import Report
@@ -42,7 +42,6 @@ def movement(report: Report, run: int = 0) -> pd.DataFrame:
 
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
-_REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
 _COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
 
 
@@ -65,7 +64,7 @@ def streaming_steps(report: Report) -> np.ndarray:
     """Ids of the program steps that load from streaming memory or store there: int64[step]."""
     steps = report.file.table(records.Step)
     steps.read("id", "purpose")
-    return steps["id"][np.isin(steps["purpose"], _REMOTE)]
+    return steps["id"][np.isin(steps["purpose"], REMOTE)]
 
 
 def _transfers(report: Report) -> pd.DataFrame:

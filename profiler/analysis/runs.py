@@ -27,12 +27,13 @@ def run_of(report: Report) -> dict[str, Any]:
 
     ``ipus`` of all replicas and shards; ``samples`` of a weight update (a device iteration in
     inference) over all replicas, None (as ``micro_batch``) if it was imported;
-    ``samples_per_second`` 0 if it does not fit; ``mfu`` and ``hfu`` (`peak`, 0..1), None without
-    one; ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by
-    its placement file, 0 without.
+    ``samples_per_second``, ``mfu`` and ``hfu`` (`peak`, 0..1): none if it does not fit;
+    ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by its
+    placement file, 0 without.
     """
-    made, now, top = Provenance.of(report), pace(report), peak(report)
+    made, now = Provenance.of(report), pace(report)
     fits = report.meta.get("state") != OUT_OF_MEMORY
+    top = peak(report) if fits else None
     target, batches = report.target, now.micro_batches
     micro_batch = int(number(report.meta, "micro_batch", 0))
     promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})
@@ -52,7 +53,7 @@ def run_of(report: Report) -> dict[str, Any]:
         "placed": bool(made.placement),
         "cycles": int(now.cycles),
         "predicted_cycles": predicted if isinstance(predicted, int) else 0,
-        "samples_per_second": math.nan if report.imported else now.samples_per_second * fits,
+        "samples_per_second": now.samples_per_second if fits and not report.imported else math.nan,
         "mfu": top.mfu if top else None,
         "hfu": top.hfu if top else None,
         "fullest_bytes": int(largest_extents(report).max(initial=0)),

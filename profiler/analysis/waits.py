@@ -130,6 +130,8 @@ def _together(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _words(row: Any, moved: dict[int, _Moved]) -> str:
     """``row``: an entry; ``moved``: tensors that cross a chip's edge, by step."""
+    if row.cause == "sync" and row.stage < 0 and row.task != BodyTask.UPDATE:
+        return f"IPU {row.ipu} synchronises with other IPUs"
     if row.cause in _WORK:
         return f"{worker(row.task, row.stage, row.ipu)} {_WORK[row.cause]}; {_part(row)}"
     tensors = moved.get(row.step)

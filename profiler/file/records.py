@@ -70,6 +70,9 @@ KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "hos
 TASK = "task"  # of a body whose steps say the kinds
 # of I/O tiles at the same time as the others: a kind of its own, none of those above
 BESIDE = "overlapped host I/O"
+# what steps and tasks of streaming memory, which are host I/O or lie beside others, are called
+STREAMING, STREAMING_BESIDE = "streaming memory", "overlapped streaming memory"
+BESIDES = (BESIDE, STREAMING_BESIDE)
 
 PHASES = tuple(phase.value for phase in PipelinePhase)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def import_profile(
             writer.add(events)
         writer.meta(
             kind="training" if made.training else "inference",
-            model="imported" if anonymise else os.path.basename(os.path.dirname(str(source))),
+            model="imported" if anonymise else _called(source),
             state="executed" if made.runs else "compiled",
             strategy="imported",
             pipelined=made.pipelined,
@@ -101,6 +102,12 @@ def import_profile(
         )
         writer.publish()
     return made.met
+
+
+def _called(source: str | os.PathLike[str]) -> str:
+    """The directory that has the profile, or its training/ or inference/."""
+    above = Path(source).absolute().parent
+    return above.parent.name if above.name in ("training", "inference") else above.name
 
 
 class _Import:

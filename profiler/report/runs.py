@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ipuscope.profiler.enums import REMOTE, STREAMS
 from ipuscope.profiler.file import integrity, records, trace
 from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.file.trace import Bodies, Tasks
@@ -89,8 +90,8 @@ class Trace:
         self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
     ) -> Executed:
         """Tasks in the form of `executed`, named as their bodies, for when steps are too many."""
-        tasks, body = self.tasks(run, ipus, iteration), self.file.table(records.Body)
-        kind, kinds = body.coded("kind")
+        tasks = self.tasks(run, ipus, iteration)
+        kinds, kind = np.unique(self._body_kinds.astype(str), return_inverse=True)
         none = np.zeros(0, dtype=np.int64)
         names = Names(len(kind), lambda rows: self.file.names_at(records.Body, rows))
         named = Named(names, tuple(kinds.tolist()), none, none)
@@ -142,9 +143,18 @@ class Trace:
         """
         tasks, bodies = self.tasks(run, ipus, iteration), self.sequence.bodies_in_row
         try:
-            return spent(tasks, bodies, self._named, *window, without=records.BESIDE)
+            return spent(tasks, bodies, self._named, *window, without=records.BESIDES)
         except ValueError as error:
             raise self.file.reader.damaged(str(error)) from error
+
+    @cached_property
+    def _body_kinds(self) -> np.ndarray:
+        """The kinds of bodies, where streaming memory has its own: object[body]."""
+        body = self.file.table(records.Body)
+        streams = np.isin(body["task"].astype(str), STREAMS)
+        beside = body["kind"] == records.BESIDE
+        names = np.where(beside, records.STREAMING_BESIDE, records.STREAMING)
+        return np.where(streams, names, body["kind"])
 
     @cached_property
     def _named(self) -> Named:
@@ -158,7 +168,12 @@ class Trace:
         whole, beside = body["kind"] != "task", body["kind"] == records.BESIDE
         kind_of_step, kinds = self.sequence.coded_kinds
         places = {name: place for place, name in enumerate(kinds)}
-        of_body = np.where(whole, body["kind"], "compute").tolist()
+        purpose, purposes = step.coded("purpose")
+        streams = np.isin(purposes.astype(str), REMOTE)[purpose]
+        if streams.any():
+            place = places.setdefault(records.STREAMING, len(places))
+            kind_of_step = np.where(streams, place, kind_of_step)
+        of_body = np.where(whole, self._body_kinds, "compute").tolist()
         kind_of_body = np.array([places.setdefault(name, len(places)) for name in of_body])
         kind = np.concatenate([kind_of_step, kind_of_body]).astype(np.int64)
         what = np.where(bodies.step < 0, own, row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,12 +130,12 @@ class Spent:
 
 
 def spent(
-    tasks: Tasks, bodies: Bodies, named: Named, low: float, high: float, without: str = ""
+    tasks: Tasks, bodies: Bodies, named: Named, low: float, high: float, without: Sequence[str] = ()
 ) -> Spent:
     """What the slices of tasks take between two cycles, exactly.
 
     Tasks between them count by their body and length, so that only those that are cut are unrolled
-    one by one. ``without``: a kind that is left out. ValueError as in `trace.slices`.
+    one by one. ``without``: kinds that are left out. ValueError as in `trace.slices`.
     """
     tasks = tasks.where((tasks.end > low) & (tasks.start < high))
     whole = (tasks.start >= low) & (tasks.end <= high)
@@ -152,7 +152,7 @@ def spent(
         cycles = (end - start).clip(0) * many
         parts.append((bodies.step[entry], named.kind_of_entry[entry], cycles, many))
     step, kind, cycles, count = (np.concatenate(column) for column in zip(*parts, strict=True))
-    wanted = np.array([name != without for name in named.kinds], dtype=bool)
+    wanted = np.array([name not in without for name in named.kinds], dtype=bool)
     counted = wanted[kind] if len(kind) else np.zeros(0, dtype=bool)
     return _summed(step[counted], kind[counted], cycles[counted], count[counted], named.kinds)
 

@@ -14,7 +14,7 @@ import argparse
 import math
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipuscope.reports.cli import common
 
@@ -91,10 +91,7 @@ def run(args: argparse.Namespace) -> int:
         shown = sums.assign(
             a=[_amount(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
             b=[_amount(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
-            change=[
-                f"{ratio - 1:+.1%}" if ratio is not None and ratio == ratio else ""
-                for ratio in sums["ratio"]
-            ],
+            change=[_change(one) for one in sums.to_dict("records")],
         )
         measures = Table(
             "compare",
@@ -108,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             ),
         )
         people = args.form == "text"
-        each = "a sample" if waits["cycles_a"].dtype == float else analysis.turn(report, other)
+        each = analysis.basis(report, other)
         differ = ops[ops["difference"] != 0] if people else ops
         operators = Table(
             "operators",
@@ -205,7 +202,15 @@ def _amount(value: float, unit: str) -> str:
         return "none"
     if unit == "share":
         return units.percent(value)
-    return f"{value:,.1f}" if unit == "1/s" else f"{value:,.0f}"
+    return units.per_second(value) if unit == "1/s" else f"{value:,.0f}"
+
+
+def _change(row: dict[Any, Any]) -> str:
+    """By how much a measure differs: points of a share, else per cent of A."""
+    if row["unit"] == "share" and math.isfinite(row["difference"]):
+        return f"{100 * row['difference']:+.1f} points"
+    ratio = row["ratio"]
+    return f"{ratio - 1:+.1%}" if ratio is not None and math.isfinite(ratio) else ""
 
 
 def _rule(words: str) -> tuple[str, float]:

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
             "the Poplar SDK's pva is not installed: enable the SDK (source .../enable.sh) in the"
             " shell that runs this. Profiles of IPUscope need no import"
         ) from error
+    if os.path.exists(args.output) and os.path.samefile(args.profile, args.output):
+        raise common.CommandError(f"{args.output} is the profile itself: give -o another name")
     beside = os.path.join(os.path.dirname(args.profile), debug_info.NAME)
     debug = args.debug or (beside if os.path.isfile(beside) else None)
     with waiting("importing", common.PATIENCE):

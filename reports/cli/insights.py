@@ -1,5 +1,8 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
+What asks for other samples a weight update ('another batch') comes after what does not, and causes
+for which no change is known come behind both.
+
 Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
 device iteration); '<=' marks a bound, '~' an estimate. They do not add up, except for those of
 one change. Together the findings cover at least nine tenths of the critical path.
@@ -34,10 +37,13 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
     gains = [one.gain_in_words for one in findings]
     columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
-    shown = frame.assign(gain=gains) if args.form == "text" else frame
+    titles = [one.headline for one in findings]
+    shown = frame.assign(gain=gains, title=titles) if args.form == "text" else frame
     table = Table("insights", shown, columns, most=common.top(args))
     lines = [
-        with_code(f"{at}. {units.sentence(one.title)}. {one.why} {one.change_in_words}", one.code)
+        with_code(
+            f"{at}. {units.sentence(one.headline)}. {one.why} {one.change_in_words}", one.code
+        )
         for at, one in enumerate(findings[: common.top(args)], 1)
     ]
     return Page(str(report.path), (table, *lines))

@@ -438,7 +438,7 @@ def adds_up_and_is_spoken_of(report: Report) -> None:
     assert all(one.action for one in all_insights)
     assert all(one.gain_cycles > 0 for one in all_insights if one.waits)
     with_cycles = [one for one in all_insights if one.gain_cycles]
-    order = [(one.remainder, -one.gain_cycles) for one in with_cycles]
+    order = [(one.remainder, one.changes_batch, -one.gain_cycles) for one in with_cycles]
     assert order == sorted(order)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,6 +219,26 @@ def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) 
     whole = rows.loc["all"]
     assert whole["operators"] == rows["operators"].drop("all").sum()
     assert whole["error"] == whole["modelled"] / whole["measured"] - 1 != 0
+
+
+def test_an_imported_run_is_not_compared_with_an_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net" / "training").mkdir(parents=True)
+    own, other = through(synthetic_profile(tmp_path / "net/training/profile.pop"), tmp_path)
+    assert other.meta["model"] == "net"
+    ops = analysis.compare_ops(other, own)
+    assert len(ops) == len(own.ops) and not ops["difference"].any()
+    assert not len(analysis.compare_waits(other, own))
+    sums = analysis.compare(other, own).set_index("what")
+    assert sums.loc["a run", "a"] > 0 and np.isnan(sums.loc["a run", "b"])
+    reasons = analysis.not_comparable(other, own)
+    assert "imported" in reasons["a run"] and "fullest tile" not in reasons
+    imported = str(tmp_path / "imported.pop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pva", pva)
+        assert main(["import", imported, "-o", imported]) == 1
+    assert "is the profile itself" in capsys.readouterr().err
 
 
 # what the vendor's model lacks is said by these; the others answer

@@ -129,6 +129,24 @@ def test_what_cannot_be_compared_is_one_sentence_a_reason(
     assert "different versions" not in capsys.readouterr().out
 
 
+def test_what_is_out_of_memory_has_no_rate_anywhere(
+    profiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = tmp_path / "over" / "profile.pop"
+    over.parent.mkdir()
+    over.write_bytes((profiles / "ran.pop").read_bytes())
+    changed(over, "UPDATE meta SET value = '\"out of memory\"' WHERE key = 'state'")
+    _, rows, _ = compared(capsys, profiles / "ran.pop", over)
+    assert rows["samples a second"]["a"] > 0 and rows["samples a second"]["b"] is None
+    assert main(["compare", str(profiles / "ran.pop"), str(over)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Samples a second, MFU and HFU cannot be compared: B is out of memory." in said
+    assert main(["runs", "--json", str(over)]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["runs"][0]["samples_per_second"] is None
+    assert main(["summary", str(over)]) == 0
+    assert "none: it does not fit" in capsys.readouterr().out
+
+
 def test_shares_of_different_peaks_are_not_compared(
     profiles: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

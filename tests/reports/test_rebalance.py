@@ -118,9 +118,8 @@ def test_a_placement_wins_over_the_scripts_stages(tmp_path: Path) -> None:
 
 def test_insights_name_what_to_do(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     insights = json.loads(say(capsys, "insights", "--json", demo / "training"))[0]["insights"]
-    assert [row["gain_cycles"] for row in insights] == sorted(
-        (row["gain_cycles"] for row in insights), reverse=True
-    )
+    gains = [(one["changes_batch"], -one["gain_cycles"]) for one in insights if one["gain_cycles"]]
+    assert gains == sorted(gains) and {batch for batch, _ in gains} == {False, True}
     page = " ".join(say(capsys, "insights", demo / "training").split())
     assert " ".join(insights[0]["action"].split()).lower() in page.lower()  # as a sentence there
 

@@ -280,10 +280,31 @@ def test_names_are_text_in_figures() -> None:
     assert "<img" not in laning.lane_label(lane, stages)
 
 
+# What of red, green and blue is seen without red's, green's and blue's cones (Machado, 2009).
+_COLOUR_BLIND = (
+    ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+)
+_XYZ = ((0.4339, 0.3762, 0.1899), (0.2126, 0.7152, 0.0722), (0.0177, 0.1095, 0.8729))
+
+
+def _lab(colour: str, seen: tuple[tuple[float, ...], ...] | None) -> np.ndarray:
+    """CIELAB of "#rrggbb", as it is ``seen``."""
+    parts = [theme.luminance("#" + colour[at : at + 2] * 3) for at in (1, 3, 5)]
+    rgb = np.array(parts) if seen is None else (np.array(seen) @ parts).clip(0, 1)
+    x, y, z = np.cbrt(np.array(_XYZ) @ rgb)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_every_activity_is_told_apart(name: str) -> None:
-    colours = [activity.colour(theme.THEMES[name]) for activity in theme.ACTIVITIES]
-    assert len(set(colours)) == len(colours)
+    one = theme.THEMES[name]
+    colours = [activity.edge(one) or activity.colour(one) for activity in theme.ACTIVITIES]
+    for seen in (None, *_COLOUR_BLIND):
+        labs = np.array([_lab(colour, seen) for colour in colours])
+        apart = np.linalg.norm(labs[:, None] - labs, axis=2) + 1000 * np.eye(len(labs))
+        assert apart.min() > 12, colours[int(apart.min(axis=1).argmin())]
 
 
 def test_the_heat_map_shows_the_bytes_of_the_report(report: Report) -> None:
@@ -548,10 +569,9 @@ def test_streaming_memory_is_told_from_the_host() -> None:
     def numbers(*values: int) -> np.ndarray:
         return np.array(values, dtype=np.int64)
 
-    kinds = ("compute", "host I/O")
-    spent = Spent(numbers(-1, 3, 4), numbers(0, 1, 1), numbers(5, 7, 9), numbers(1, 2, 3), kinds)
-    assert trace.by_activity(spent) == [("host I/O", 16, 5), ("compute", 5, 1)]
-    assert trace.by_activity(spent, [4]) == [
+    kinds = ("compute", "host I/O", "streaming memory")
+    spent = Spent(numbers(-1, 3, 4), numbers(0, 1, 2), numbers(5, 7, 9), numbers(1, 2, 3), kinds)
+    assert trace.by_activity(spent) == [
         ("streaming memory", 9, 3),
         ("host I/O", 7, 2),
         ("compute", 5, 1),
@@ -660,8 +680,8 @@ def test_tasks_of_a_body_share_what_it_is() -> None:
 
 def test_codes_by_body_are_those_of_each_task(report: Report) -> None:
     tasks = report.tasks(0, iteration=0)
-    each = laning.codes(tasks.drop(columns="body"), by_direction=True)
-    assert laning.codes(tasks, by_direction=True).tolist() == each.tolist()
+    each = laning.codes(tasks.drop(columns="body"))
+    assert laning.codes(tasks).tolist() == each.tolist()
 
 
 def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:

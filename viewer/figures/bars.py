@@ -31,8 +31,8 @@ SPACER = "spacer"  # ``meta`` of a trace that only moves what follows it to the 
 
 # Of `records.PHASES` and waiting, on light and dark pages; at least 3:1 against the card.
 _COLOURS = {
-    "light": ("#7d8b9c", "#0072b2", "#4d5a69", "#00855f", "#7d8b9c"),
-    "dark": ("#8d9aab", "#3d9be0", "#b9c4d1", "#2cbf93", "#8d9aab"),
+    "light": ("#7d8b9c", "#0072b2", "#4d5a69", "#00854a", "#7d8b9c"),
+    "dark": ("#8d9aab", "#3d9be0", "#b9c4d1", "#2bc981", "#8d9aab"),
 }
 
 

@@ -151,7 +151,7 @@ def _value_axis(theme: Theme) -> dict[str, Any]:
     }
 
 
-_LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
+_LINK = {"light": "#e2367c", "dark": "#d664ab"}
 
 
 def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import plotly.graph_objects as go
 
-from ipuscope.profiler import Report
-from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -168,18 +166,8 @@ _NARROW = 620  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
 _FROM_EDGE = 14  # pixels
-HOST, HOST_AND_STREAMS = "host I/O", "host I/O, streaming memory"
 _NARROW_LOOK = {"font": {"size": 11}}
 _SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
-
-
-def with_streams(figure: Drawing, report: Report) -> Drawing:
-    """Name what has the colour of host I/O, where streaming memory has it too."""
-    if len(streaming_steps(report)):
-        for trace in figure.data:
-            if trace["name"] == HOST:
-                trace["name"] = HOST_AND_STREAMS
-    return figure
 
 
 def legend_above(figure: _Figure, width: int, below: int) -> _Figure:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipuscope.profiler.analysis.critical_path import chain_through, on_ipus
+from ipuscope.profiler.enums import STREAMS
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Ipus, Report
 from ipuscope.profiler.report.frames import first_of_each
@@ -131,15 +132,24 @@ def of_steps(steps: Executed) -> tuple[np.ndarray, np.ndarray]:
     Those of I/O tiles do.
     """
     code = [BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0]
-    beside = np.array([name == records.BESIDE for name in steps.named.kinds] or [False])
+    beside = np.array([name in records.BESIDES for name in steps.named.kinds] or [False])
     return np.array(code, dtype=np.int8)[steps.kind], beside[steps.kind]
 
 
-def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of `Report.tasks` (``by_direction``) or `Report.steps`."""
-    if by_direction:
-        return _by_body(frame, lambda tasks: _codes(tasks, by_direction))
-    return _codes(frame, by_direction)
+def codes(tasks: pd.DataFrame) -> np.ndarray:
+    """Index into ``theme.ACTIVITIES`` of `Report.tasks`."""
+    return _by_body(tasks, _codes)
+
+
+def codes_of_steps(steps: pd.DataFrame, streaming: np.ndarray | Sequence[int]) -> np.ndarray:
+    """The same of `Report.steps`; ``streaming``: ids of streaming memory's."""
+    streams = np.isin(steps["step"].to_numpy(), streaming)
+    return np.where(streams, BY_KIND[records.STREAMING], _by_kind(steps))
+
+
+def _by_kind(frame: pd.DataFrame) -> np.ndarray:
+    kind, kinds = _factorised(frame["kind"])
+    return np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
 
 
 def _by_body(tasks: pd.DataFrame, of: Callable[[pd.DataFrame], np.ndarray]) -> np.ndarray:
@@ -150,15 +160,15 @@ def _by_body(tasks: pd.DataFrame, of: Callable[[pd.DataFrame], np.ndarray]) -> n
     return of(tasks.iloc[first])[body] if len(first) < len(tasks) else of(tasks)
 
 
-def _codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    kind, kinds = _factorised(frame["kind"])
-    code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
-    if by_direction:
-        direction, directions = _factorised(frame["direction"])
-        of = np.array([BY_DIRECTION.get(name, -1) for name in directions] or [-1])[direction]
-        moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
-        code = np.where(moving, of, code)
-    return code
+def _codes(tasks: pd.DataFrame) -> np.ndarray:
+    direction, directions = _factorised(tasks["direction"])
+    of = np.array([BY_DIRECTION.get(name, -1) for name in directions] or [-1])[direction]
+    moving = (tasks["kind"] == "task").to_numpy() & (of >= 0)
+    beside = _by_kind(tasks)
+    if "task" in tasks:
+        streams = tasks["task"].isin(STREAMS).to_numpy()
+        beside = np.where(streams, BY_KIND[records.STREAMING], beside)
+    return np.where(moving, of, beside)
 
 
 def lanes(
@@ -183,7 +193,7 @@ def lanes(
     IPUs. ``named``: only lanes with one of these words (`has_name`); all if none has.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
-    code = codes(tasks, by_direction=True)
+    code = codes(tasks)
     # those of I/O tiles lie over others
     beside = _by_body(tasks, lambda some: (some["kind"] == records.BESIDE).to_numpy())
     path = path or CriticalPath(*on_ipus(tasks["ipu"].to_numpy(), chain_through(tasks)))

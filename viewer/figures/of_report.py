@@ -13,7 +13,7 @@ from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.viewer.figures import bars, counters, flame, memory, pipeline, theme, units
 from ipuscope.viewer.figures import model_graph as graphs
 from ipuscope.viewer.figures import peak as peak_figures
-from ipuscope.viewer.figures.drawing import Drawing, as_plotly, with_streams
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows, drawable, lanes
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
@@ -55,7 +55,7 @@ class Figures:
     def pipeline(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What each IPU works on, from ramp-up to ramp-down, and the critical path."""
         drawn = pipeline.drawing(lanes_of(self._report, run, iteration), self._clock, self._theme)
-        return self._carded(with_streams(drawn, self._report))
+        return self._carded(drawn)
 
     def busy(self) -> go.Figure:
         """Where each IPU's cycles go, in the first device iteration."""

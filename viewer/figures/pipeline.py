@@ -319,7 +319,7 @@ def _rectangles(spans: Sequence[tuple[float, float]], colour: str) -> list[dict[
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[dict[str, Any]]:
     """The path of one micro-batch: an arrow from the end of each task to the start of the next."""
-    code = codes(lanes.tasks, by_direction=True)
+    code = codes(lanes.tasks)
     tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
     tasks = tasks[lanes.lane[tasks["ipu"].to_numpy()] >= 0]
     tasks = tasks.sort_values(["iteration", "start"], kind="stable")

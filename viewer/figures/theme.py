@@ -1,7 +1,8 @@
 """Colours and typography of light and dark pages: the only place (assets/style.css reads it).
 
-Activities have the Okabe-Ito hues, which colour-blind people can tell apart; recomputation has
-forward's, paler and hatched. Bytes are drawn in viridis, whose lightness only increases.
+Activities have hues like Okabe and Ito's: any two differ by eight or more (CIEDE2000), even
+as colour-blind people see them; recomputation is hatched besides. Bytes are drawn in viridis, whose
+lightness only increases.
 """
 
 from __future__ import annotations
@@ -67,17 +68,17 @@ def between(scale: Sequence[tuple[float, str]], share: float) -> str:
 
 
 ACTIVITIES = (
-    Activity("forward", "#0072b2", "#3d9be0"),
-    Activity("backward", "#bf7f00", "#f0b23a"),
-    Activity("recompute", "#5a98c4", "#7fb2d6", "/"),
-    Activity("weight update", "#009e73", "#2cbf93"),
-    Activity("compute", "#5b6776", "#8d9aab"),
-    Activity("exchange", "#a178c4", "#b48fd6"),
-    Activity("exchange between IPUs", "#cc4f8f", "#e07bb0"),
-    Activity("sync", "#7391a5", "#5f7d90"),
-    Activity("external sync", "#41657d", "#a9c9dc"),
-    Activity("host I/O", "#d55e00", "#f07c32"),
-    Activity("streaming memory", "#8f4a2b", "#c78a63"),
+    Activity("forward", "#1f6fd6", "#2d93f5"),
+    Activity("backward", "#b3900f", "#e7a71d"),
+    Activity("recompute", "#459cc8", "#a6dfff", "/"),
+    Activity("weight update", "#00854a", "#2bc981"),
+    Activity("compute", "#0f1f3a", "#eaeaed"),
+    Activity("exchange", "#693e91", "#a7a5e6"),
+    Activity("exchange between IPUs", "#e2367c", "#d664ab"),
+    Activity("sync", "#52706a", "#98c1b3"),
+    Activity("external sync", "#114653", "#448971"),
+    Activity("host I/O", "#c8400c", "#e8500f"),
+    Activity("streaming memory", "#5a3a18", "#8f6a4d"),
     Activity("waiting", "#e3e7ec", "#2b323c", edges=("#848e9b", "#6b7683")),
 )
 NAMES = tuple(activity.name for activity in ACTIVITIES)
@@ -91,7 +92,8 @@ _BY_KIND = {
     "external sync": "external sync",
     "host I/O": "host I/O",
     records.BESIDE: "host I/O",
-    "streaming memory": "streaming memory",
+    records.STREAMING: "streaming memory",
+    records.STREAMING_BESIDE: "streaming memory",
     "idle": "waiting",
 }
 _BY_DIRECTION = {

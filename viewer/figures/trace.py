@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.analysis.kinds import STREAMING
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.executed_steps import Names, Spent
 from ipuscope.viewer.figures import lod
 from ipuscope.viewer.figures.drawing import Drawing, legend_above
-from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes
+from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes, codes_of_steps
 from ipuscope.viewer.figures.lod import DRAWN, Canvas, Look, Pieces, Rows, look
 from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by, over_time
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
@@ -131,11 +130,16 @@ def flat(
     )
 
 
-def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -> Trace:
+def flame(
+    steps: pd.DataFrame,
+    tasks: pd.DataFrame,
+    operators: pd.Series[str],
+    streaming: np.ndarray | Sequence[int] = (),
+) -> Trace:
     """One IPU: tasks, then modules and operators by level of path, steps, and I/O tiles' steps.
 
     ``steps`` and ``tasks``: `Report.steps` and `Report.tasks` of one IPU, by start; ``operators``:
-    names by id.
+    names by id; ``streaming``: ids of streaming memory's steps.
     """
     import pandas as pd
 
@@ -153,7 +157,7 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
     task_label = np.array([len(labels) + i for i in range(len(tasks))], dtype=np.int64)
     for words, batch in zip(tasks["name"], tasks["micro_batch"].tolist(), strict=True):
         labels.append(f"{words} · micro-batch {batch}" if batch >= 0 else str(words))
-    code = codes(tasks, by_direction=True)
+    code = codes(tasks)
     pieces.append(_row(0, tasks["start"].to_numpy(), tasks["end"].to_numpy(), code, task_label))
 
     for level in range(levels):
@@ -183,17 +187,14 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
         pieces.append(
             _row(level + 1, start[first], end[last], colours[of[first]], base + of[first])
         )
-    pieces.append(
-        _row(
-            levels + 1, start, end, codes(steps, by_direction=False), name, steps["step"].to_numpy()
-        )
-    )
+    code = codes_of_steps(steps, streaming)
+    pieces.append(_row(levels + 1, start, end, code, name, steps["step"].to_numpy()))
     if len(beside):
         label, more = pd.factorize(beside["name"])
         label = label + len(labels)
         labels += map(str, more)
         begins, ends = beside["start"].to_numpy(), beside["end"].to_numpy()
-        code = codes(beside, by_direction=False)
+        code = codes_of_steps(beside, streaming)
         pieces.append(_row(levels + 2, begins, ends, code, label, beside["step"].to_numpy()))
 
     row, starts, ends, colour, label, step = (
@@ -366,12 +367,9 @@ def overview(
     return Drawing([line], layout)
 
 
-def by_activity(
-    spent: Spent, streaming: np.ndarray | Sequence[int] = ()
-) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices), largest first; ``streaming``: ids of streaming memory's steps."""
+def by_activity(spent: Spent) -> list[tuple[str, int, int]]:
+    """(activity, cycles, slices), largest first."""
     code = np.array([BY_KIND.get(kind, COMPUTE) for kind in spent.kinds] or [0])[spent.kind]
-    code = np.where(np.isin(spent.step, streaming), BY_KIND[STREAMING], code)
     cycles, count = (
         np.bincount(code, weights=values, minlength=len(NAMES)).astype(np.int64).tolist()
         for values in (spent.cycles, spent.count)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
+from ipuscope.profiler.units import (
+    count,
+    cycles,
+    ends_of,
+    per_second,
+    percent,
+    seconds,
+    shortened,
+    size,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +31,7 @@ __all__ = [
     "cycles",
     "ends_of",
     "minus",
+    "per_second",
     "percent",
     "plain",
     "rows_of",

@@ -26,7 +26,7 @@ def card(view: View, id: str) -> Any:
         "What to do about it",
         batch_switch(view),
         common.filled(id, awaited=True),
-        note="Largest gain first, then what no change is known for; gains do not add up.",
+        note="Largest gain first, then another batch, then what no change is known for.",
     )
 
 
@@ -78,7 +78,7 @@ def _cause(one: Insight, clock: Clock) -> Any:
     change += [common.statements(one.code)] if one.code else []
     return html.Li(
         [
-            dcc.Link(sentence(one.title), href=one.where),
+            dcc.Link(sentence(one.headline), href=one.where),
             html.Span(gain, className="gain"),
             html.Details([html.Summary("Why, and the change"), *change]),
         ]

@@ -22,7 +22,10 @@ from ipuscope.viewer.pages.timespan import Span, pixels
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "compare"
-_TOTAL = "of a weight update; of a sample where updates have different numbers of samples"
+_TOTAL = (
+    "of a weight update; of a sample where updates have different numbers of samples;"
+    " of one execution where one was imported"
+)
 _OPS = (
     Column("name", "operator"),
     Column("direction", "for", width=110),
@@ -116,7 +119,10 @@ def register(app: Dash, profiles: Profiles) -> None:
         here = path_of(str(at or ""))[:2]
         frame = analysis.compare_paths(a, b, here)
         if not len(frame) and not here:
-            return nothing("One of them holds no schedule.", theme), []
+            words = "One of them holds no schedule."
+            if a.imported != b.imported:
+                words = "One was imported: its run is not the other's weight update."
+            return nothing(words, theme), []
         if not len(frame):
             words = refused.refused("part", at, "neither path has it", "Go back to all.")
             parts = [_trail(here), common.message(words, "warning")]
@@ -187,7 +193,7 @@ def _amount(value: float, unit: str) -> str:
         return units.size(value)
     if unit == "share":
         return units.percent(value)
-    return f"{value:,.0f}"
+    return units.per_second(value) if unit == "1/s" else f"{value:,.0f}"
 
 
 PAGE = Page(

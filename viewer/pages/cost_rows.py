@@ -31,8 +31,8 @@ _INDENT = " " * 4
 _TIMES = "executions in a weight update, or in a device iteration"
 _CEILING = "FLOPs against what its unit, or the bytes that it receives, would allow"
 COLUMNS = (
-    Column("label", "operator", least=330),
-    Column("total_cycles", "cycles", ",.0f", width=155, tip="of all executions together"),
+    Column("label", "operator", least=300),
+    Column("total_cycles", "cycles", ",.0f", width=140, tip="of all executions together"),
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
     Column("executions", "times", ",.0f", width=90, tip=_TIMES),
     Column(

@@ -15,7 +15,6 @@ from dash import html
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.kinds import spent_by_kind
-from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.analysis.named_steps import ExecutedByName, NamedSteps
 from ipuscope.profiler.timeline.executed_steps import Spent
 from ipuscope.viewer.figures import trace as figures
@@ -186,7 +185,7 @@ def table(
     if by in dict(BY[1:]):
         sums = aggregated(report, report.trace.spent(*of), str(by))
     else:
-        sums = figures.by_activity(spent_by_kind(report, *of), streaming_steps(report))
+        sums = figures.by_activity(spent_by_kind(report, *of))
     return [html.P(words, className="note"), _table(sums, clock)]
 
 

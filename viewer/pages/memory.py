@@ -281,11 +281,9 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     if len(rows) == len(every):
         return table
     share = units.percent(float(size.sum() / every.sum()))
-    words = (
-        f"The {len(rows):,} largest of {len(every):,}, {share} of their bytes;"
-        f" ipu-report tile --ipu {ipu} --tile {tile} --top 0 lists all."
-    )
-    return [html.P(words, className="note"), table]
+    words = f"The {len(rows):,} largest of {len(every):,}, {share} of their bytes. All: "
+    all_of_it = f"ipu-report tile --ipu {ipu} --tile {tile} --top 0 {report.path}"
+    return [html.P([words, html.Code(all_of_it)], className="note"), table]
 
 
 PAGE = Page("/memory", "Memory", layout, register, "Bytes of each tile, and what they are for")

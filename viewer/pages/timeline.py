@@ -21,7 +21,7 @@ from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import counters as counter_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as figures
-from ipuscope.viewer.figures.drawing import Drawing, marked, nothing, with_streams
+from ipuscope.viewer.figures.drawing import Drawing, marked, nothing
 from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes, has_name
 from ipuscope.viewer.figures.theme import WAITING, Theme
 from ipuscope.viewer.figures.trace import Trace
@@ -193,7 +193,6 @@ def _figures(app: Dash, profiles: Profiles) -> None:
             path, have = it.span.path_on_rows(it.rows), named.names if named is not None else ()
             of = (it.rows, it.clock, theme, window, pixels, words, path, have)
             figure = figures.drawing(*of, it.left(where))
-        figure = with_streams(figure, it.report)
         marks = timespan.marks_of(asked_marks, it.rows.end)
         selected = timespan.selection_of(chosen, it.rows.end)
         marked(figure, marks, selected, it.clock, theme)

@@ -19,6 +19,7 @@ from dash import Input, State, html
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.counters import OfSteps, of_merged, of_steps
 from ipuscope.profiler.analysis.critical_path import path_on_ipus
+from ipuscope.profiler.analysis.movement import streaming_steps
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.viewer.figures import lanes as lane_figures
@@ -342,7 +343,10 @@ class Span:
                 (
                     name if len(shown) > 1 else "task",
                     trace_figures.flame(
-                        report.steps(run, one, iteration), report.tasks(run, one, iteration), names
+                        report.steps(run, one, iteration),
+                        report.tasks(run, one, iteration),
+                        names,
+                        streaming_steps(report),
                     ),
                 )
                 for one, name in shown
