@@ -268,17 +268,18 @@ class OnDevice:
         Error before compiling. Attaching does this too; later changes require a call.
         """
         self._need_executable("copyWeightsToDevice")
-        if self._host_is_behind:
+        host = self._listed.update().host
+        if self._host_is_behind and not self._device.differing(host):
             logger.warning(
-                "copyWeightsToDevice: the model was trained since the host had its weights. On an"
-                " IPU those older weights overwrite the trained ones: call copyWeightsToHost()"
-                " first. Here the trained weights are kept"
+                "copyWeightsToDevice: the model was trained since, and nothing was written to its"
+                " weights. On an IPU the ones that the host had before overwrite the trained ones:"
+                " call copyWeightsToHost() first. Here the trained weights are kept"
             )
         self._host_is_behind = False
         self._buffers.forget()
         logger.debug("Writing weights from host to IPU memory")
         if self._attached:
-            self._device.copy_to_device(self._listed.update().host)
+            self._device.copy_to_device(host)
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy `Options.updatableNamedBuffers` to the device. Error if uncompiled, or if none."""
