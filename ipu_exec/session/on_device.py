@@ -502,6 +502,12 @@ def _own_options(given: Options | None, training: bool, model: torch.nn.Module) 
 def _check_wrapped(kind: str, model: Any, options: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+    for name, one in model.named_modules():
+        if isinstance(one, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{kind}: {name or 'the model'} was scripted or traced by torch.jit, whose modules"
+                " cannot be captured: wrap the Python module that it was made from"
+            )
     moved = [name for name, one in model.named_parameters() if one.device.type == "cuda"]
     if moved:
         raise UsageError(f"{kind}: the weight {moved[0]} is on a GPU. {arguments.NO_GPU}")
