@@ -1,4 +1,4 @@
-"""Finds the loss among a model's outputs: the one marked by `identity_loss` or the last scalar."""
+"""Finds the loss among a model's outputs: the one marked by `identity_loss`, or a scalar."""
 
 from __future__ import annotations
 
@@ -43,14 +43,12 @@ def frozen(model: torch.nn.Module) -> bool:
 
 
 def find_loss(returned: Any) -> torch.Tensor:
-    """The loss in a model's results: the last output marked by `identity_loss`, else last scalar.
+    """The loss in a model's results: the last output marked by `identity_loss`, else a scalar.
 
-    Error if there is neither. It need not depend on a weight.
+    A scalar that a weight has a gradient of, if there is one; of several the one that is made of
+    a loss of torch's, as in PopTorch, or else the last. Error if there is none.
     """
-    tensors = [leaf for leaf in learn(returned) if isinstance(leaf, torch.Tensor)]
-    marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
-    scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
-    candidates = marked or scalars
+    candidates, tensors = _candidates(returned)
     if not candidates:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise Error(
@@ -67,21 +65,21 @@ def find_loss(returned: Any) -> torch.Tensor:
     return loss
 
 
-def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, with an Error if an unmarked loss combines several of torch's losses.
+def _candidates(returned: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The outputs that may be the loss, and all of them."""
+    tensors = [leaf for leaf in learn(returned) if isinstance(leaf, torch.Tensor)]
+    marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
+    scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
+    trained = [scalar for scalar in scalars if scalar.requires_grad]
+    if marked or len(trained) < 2:
+        return marked or trained or scalars, tensors
+    made_of_one = [scalar for scalar in trained if _losses_of_torch(scalar)]
+    return made_of_one if len(made_of_one) == 1 else trained, tensors
 
-    Warns of a loss that depends on no weight if the model is not ``frozen``.
-    """
-    loss = find_loss(returned)
-    if not loss.requires_grad and not frozen:
-        logger.warning(
-            "the loss does not depend on any weight that requires grad, so there is nothing to"
-            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
-            " and the loss"
-        )
-    if is_marked_loss(loss):
-        return loss
-    losses, seen, to_see = set(), set(), [loss.grad_fn]
+
+def _losses_of_torch(output: torch.Tensor) -> set[Any]:
+    """The nodes of torch's losses that an output is made of."""
+    losses, seen, to_see = set(), set(), [output.grad_fn]
     while to_see:
         node = to_see.pop()
         if node is None or node in seen:
@@ -93,10 +91,29 @@ def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
             losses.add(node)
         else:
             to_see += [before for before, _ in node.next_functions]
-    if len(losses) > 1:
+    return losses
+
+
+def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
+    """`find_loss`, with an Error if an unmarked loss is one of several, or combines torch's losses.
+
+    Warns of a loss that depends on no weight if the model is not ``frozen``.
+    """
+    loss = find_loss(returned)
+    if not loss.requires_grad and not frozen:
+        logger.warning(
+            "the loss does not depend on any weight that requires grad, so there is nothing to"
+            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
+            " and the loss"
+        )
+    if is_marked_loss(loss) or not loss.requires_grad:
+        return loss
+    several, losses = len(_candidates(returned)[0]), len(_losses_of_torch(loss))
+    if several > 1 or losses > 1:
+        what = f"{several} outputs are" if several > 1 else f"It is made of {losses}, and each is"
         refuse(
             "Multiple independent losses found in graph. Graph must have one final loss. Wrap final"
-            f" graph loss in poptorch.identity_loss. It is made of {len(losses)}: return"
-            " poptorch.identity_loss(loss, 'none') of it"
+            f" graph loss in poptorch.identity_loss. {what} a loss that weights have gradients of:"
+            " return poptorch.identity_loss(loss, 'none') of the one to train"
         )
     return loss

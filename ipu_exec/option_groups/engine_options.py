@@ -1,15 +1,16 @@
-"""Poplar's engine options: what of them asks for a profile, and which are not honoured."""
+"""Poplar's engine options, and names of PopART's: which are known, which are not honoured."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ipu_exec.errors import UsageError
 from ipuscope.profiler.file import from_json
+from ipuscope.words import did_you_mean
 
 DEFAULT_RUN_COUNT = 2  # runs stored in a profile (docs/libpva.md#engine-options)
 # The same for Poplar's engine options: the value that is modelled, and what happens instead.
@@ -19,6 +20,27 @@ _ENGINE_NOT_HONOURED = {
         "exchanges are those that take the fewest cycles, so code of exchanges may be more here",
     )
 }
+_REPORTS = """
+    all directory executionProfileProgramRunCount outputArchive outputDebugInfo
+    outputExecutionProfile outputGraphProfile outputLoweredVars outputSerializedGraph
+    streamAtEachRun
+"""
+# [POPART, willow/src/patterns], of SDK 3.4, and what `ipu_exec.capture.rewrites.patterns` has
+PATTERNS = """
+    AbsGradOp AdamDecompose AdaptiveDecompose AllReduceToIdentity Atan2Arg0GradOp
+    Atan2Arg1GradOp ContiguateIpuCopyIndicesPattern ConvDataGrad ConvFlipWeightsDoubleFlip
+    ConvFlipWeightsGradOp ConvTranspose CosGradOp CoshOp DecomposeBinaryConstScalar
+    DivArg0GradOp DivArg1GradOp ExpGradOp ExpandCast Expm1GradOp FmodArg0GradOp InPlace
+    InitAccumulate LSTMOp LambSerialisedWeight Log1pGradOp LogGradOp LoopScanOut MatMulLhsGradOp
+    MatMulOp MatMulRhsGradOp MulArgGradOp NegativeOneScale NlllWithSoftmaxGradDirect
+    OpToIdentity PackedDataBlock PadSum PostNRepl PowArg0GradOp PowArg1GradOp PreUniRepl
+    RandomNormalLikeOpPattern RandomUniformLikeOpPattern ReciprocalGradOp
+    RemoveUnnecessaryLossGradCast SGD0Decompose SGD1Decompose SGD2Decompose ScanToLoop SinGradOp
+    Slice2SliceSubsample SoftmaxGradDirect SparseAccumulate SplitGather SplitGradOpToConcat
+    SplitOp SqrtGradOp SubtractArg1GradOp SumToAdd TiedGather TiedGatherAccumulate
+    TransposeToIdentityOrReshapePattern UpdateInplacePrioritiesForIpu UpsampleToResize
+    ViewSimplifyPattern ZerosLikeOpPattern
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +69,17 @@ def engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
+def warn_of_unknown(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Warn of each name that is none of the ``known`` ones."""
+    for name in sorted(set(names).difference(known)):
+        near = did_you_mean(name, known)
+        warnings.warn(f"there is no {kind} {name!r}, so it has no effect{near}", stacklevel=3)
+
+
 def warn_of_engine_options(engine: Mapping[str, Any]) -> None:
-    """Warn of each option that is set to what is not modelled."""
+    """Warn of each option that is set to what is not modelled, and of reports that are unknown."""
+    reports = [name for name in engine if name.lower().startswith("autoreport.")]
+    warn_of_unknown("engine option", reports, [f"autoReport.{name}" for name in _REPORTS.split()])
     for name, (modelled, instead) in _ENGINE_NOT_HONOURED.items():
         if str(engine.get(name, modelled)).lower() != modelled:
             warnings.warn(

@@ -50,7 +50,8 @@ from ipuscope.profiler.enums import Role
 from ipuscope.waiting import waiting
 
 logger = logging.getLogger("ipu_exec")
-_TENSORS, _requires_grad = frozenset((torch.Tensor,)), attrgetter("requires_grad")
+_TENSORS, _dtype = frozenset((torch.Tensor,)), attrgetter("dtype")
+_requires_grad = attrgetter("requires_grad")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -120,7 +121,9 @@ class Compiled(OnDevice):
         if kwargs or self.per_replica_params or not _TENSORS.issuperset(map(type, args)):
             return [], []
         objects: list[Any] = [self._plan, self._model.training, self._optimizer]
+        objects += self._listed.parameters
         objects += map(_requires_grad, self._listed.parameters)
+        objects += map(_dtype, self._listed.parameters)
         for arg in args:
             objects += (arg.dtype, arg.requires_grad, arg.is_cuda)
         shapes = [arg.shape for arg in args]
@@ -307,9 +310,9 @@ class Compiled(OnDevice):
         state: dict[str, Any] = {
             "the grouping of replicas": tuple(sorted(self._plan.groupings.items()))
         }
-        state["which parameters require grad"] = tuple(
-            p.requires_grad for p in self._model.parameters()
-        )
+        weights = list(self._model.parameters())
+        state["which parameters require grad"] = [one.requires_grad for one in weights]
+        state["the shape or dtype of a weight"] = [f"{one.dtype} {[*one.shape]}" for one in weights]
         if self._optimizer is not None:
             state["the optimiser"] = _structure(self._optimizer)
         return state

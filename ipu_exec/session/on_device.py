@@ -268,17 +268,18 @@ class OnDevice:
         Error before compiling. Attaching does this too; later changes require a call.
         """
         self._need_executable("copyWeightsToDevice")
-        if self._host_is_behind:
+        host = self._listed.update().host
+        if self._host_is_behind and not self._device.differing(host):
             logger.warning(
-                "copyWeightsToDevice: the model was trained since the host had its weights. On an"
-                " IPU those older weights overwrite the trained ones: call copyWeightsToHost()"
-                " first. Here the trained weights are kept"
+                "copyWeightsToDevice: the model was trained since, and nothing was written to its"
+                " weights. On an IPU the ones that the host had before overwrite the trained ones:"
+                " call copyWeightsToHost() first. Here the trained weights are kept"
             )
         self._host_is_behind = False
         self._buffers.forget()
         logger.debug("Writing weights from host to IPU memory")
         if self._attached:
-            self._device.copy_to_device(self._listed.update().host)
+            self._device.copy_to_device(host)
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy `Options.updatableNamedBuffers` to the device. Error if uncompiled, or if none."""
@@ -501,6 +502,12 @@ def _own_options(given: Options | None, training: bool, model: torch.nn.Module) 
 def _check_wrapped(kind: str, model: Any, options: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+    for name, one in model.named_modules():
+        if isinstance(one, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{kind}: {name or 'the model'} was scripted or traced by torch.jit, whose modules"
+                " cannot be captured: wrap the Python module that it was made from"
+            )
     moved = [name for name, one in model.named_parameters() if one.device.type == "cuda"]
     if moved:
         raise UsageError(f"{kind}: the weight {moved[0]} is on a GPU. {arguments.NO_GPU}")

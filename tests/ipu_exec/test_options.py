@@ -210,6 +210,14 @@ def test_nonsense_in_the_environment_is_an_error(
         Options().profiling()
 
 
+def test_names_that_do_not_exist_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match=r"pattern of PopART 'TiedGathr', .* mean 'TiedGather'\?"):
+        Options()._Popart.setPatterns({"TiedGathr": True, "PadSum": False})
+    monkeypatch.setenv(ENGINE, '{"autoReport.al": "true", "opt.someOther": "true"}')
+    with pytest.warns(UserWarning, match=r"'autoReport.al', .* did you mean 'autoReport.all'\?"):
+        Options().profiling()
+
+
 def test_options_in_use_cannot_be_changed_but_a_clone_can() -> None:
     options = Options().deviceIterations(2)
     poptorch.inferenceModel(torch.nn.Linear(2, 2), options)

@@ -252,13 +252,32 @@ def test_several_losses_that_are_not_marked_as_one_are_said():
             return "Multiple independent losses found in graph" in error.message
         return False
 
-    assert captured(lambda a, b: a + 5 * b)
+    for combine in (
+        lambda a, b: a + 5 * b,
+        lambda a, b: (a, b),
+        lambda a, b: (a + 1, a),
+        lambda a, b: (a.exp() + 1, a.detach() * 1, a * 2),
+    ):
+        assert captured(combine)
     for combine in (
         lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"),
+        lambda a, b: (ipu_exec.identity_loss(a + 5 * b, "none"), a, b),
         lambda a, b: 5 * b,
-        lambda a, b: (a, b),
+        lambda a, b: (a, b.detach()),
     ):
         assert not captured(combine)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [lambda y: (y.argmax(-1) == 1).float().mean(), lambda y: y.pow(2).mean()],
+    ids=["accuracy", "regulariser"],
+)
+def test_a_number_beside_the_loss_is_not_what_is_trained(beside):
+    y = nn.Linear(3, 3)(torch.ones(1, 3))
+    loss = nn.functional.cross_entropy(y, torch.tensor([1]))
+    for returned in ((loss, beside(y)), (beside(y), loss), {"loss": loss, "other": [beside(y)]}):
+        assert find_final_loss(returned) is loss
 
 
 class Masked(nn.Module):

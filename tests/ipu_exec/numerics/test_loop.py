@@ -553,6 +553,10 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
             lambda m, x, y: (m.model.first.requires_grad_(False), (x, y))[1],
             "which parameters require grad changed",
         ),
+        (
+            lambda m, x, y: (setattr(m.model, "last", nn.Linear(8, 4)), (x, y))[1],
+            "the shape or dtype of a weight changed",
+        ),
     ],
 )
 def test_recompiles_and_says_why(

@@ -171,6 +171,12 @@ def test_inputs_and_weights_on_a_gpu_are_refused_with_the_way_out() -> None:
         poptorch.inferenceModel(moved)
 
 
+def test_a_module_of_torch_jit_is_refused_by_its_name() -> None:
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(6, 3)))
+    with pytest.raises(poptorch.UsageError, match=r"inferenceModel: 0 was scripted .* torch\.jit"):
+        poptorch.inferenceModel(model)
+
+
 def test_an_error_of_cuda_says_where_modules_stay(tmp_path: Path) -> None:
     source = "import poptorch\nraise RuntimeError('Found no NVIDIA driver on your system')"
     write(tmp_path / "train.py", source)
