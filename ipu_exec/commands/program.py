@@ -56,8 +56,13 @@ class Program:
 def read(words: list[str]) -> Program:
     """The program that ``words`` name: ["train.py"], or ["-m", "package.train"].
 
-    OSError if a file cannot be read, UsageError if there is no such module.
+    OSError if a file cannot be read, UsageError for a notebook or if there is no such module.
     """
+    if words[0].endswith(".ipynb"):
+        raise UsageError(
+            f"{words[0]} is a notebook: jupyter nbconvert --to script {words[0]} makes a script of"
+            " it, which runs here once its lines with ! and % are gone"
+        )
     if words[0] != "-m":
         with io.open_code(os.path.abspath(words[0])) as file:
             return Program(words[0], file.read())

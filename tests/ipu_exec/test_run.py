@@ -110,10 +110,17 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, named: str, module: s
     assert json.loads(process.stdout) == [["--target", "x"], "__main__", "package", *where]
 
 
-def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
-    process = ipu_run("-m", "package.train", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("-m", "package.train"), "there is no module 'package.train' to run"),
+        (("train.ipynb",), "nbconvert --to script train.ipynb makes a script"),
+    ],
+)
+def test_what_cannot_be_run_is_named(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    process = ipu_run(*words, cwd=tmp_path)
     assert process.returncode == 2
-    assert "there is no module 'package.train' to run" in process.stderr
+    assert why in process.stderr
 
 
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
