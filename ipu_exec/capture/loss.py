@@ -45,8 +45,8 @@ def frozen(model: torch.nn.Module) -> bool:
 def find_loss(returned: Any) -> torch.Tensor:
     """The loss in a model's results: the last output marked by `identity_loss`, else a scalar.
 
-    A scalar that a weight has a gradient of, if there is one; of several the one that is made of
-    a loss of torch's, as in PopTorch, or else the last. Error if there is none.
+    A scalar that a weight has a gradient of, if there is one; of several the one that is, or is
+    made of, a loss of torch's, as in PopTorch; or else the last. Error if there is none.
     """
     candidates, tensors = _candidates(returned)
     if not candidates:
@@ -73,8 +73,15 @@ def _candidates(returned: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     trained = [scalar for scalar in scalars if scalar.requires_grad]
     if marked or len(trained) < 2:
         return marked or trained or scalars, tensors
-    made_of_one = [scalar for scalar in trained if _losses_of_torch(scalar)]
-    return made_of_one if len(made_of_one) == 1 else trained, tensors
+    losses = set().union(*map(_losses_of_torch, trained))
+    for among in (
+        [scalar for scalar in trained if len(losses) == 1 and scalar.grad_fn in losses],
+        [scalar for scalar in trained if _losses_of_torch(scalar)],
+        [scalar for scalar in trained if not scalar.dim()],  # not the one number of a batch of one
+    ):
+        if len(among) == 1:
+            return among, tensors
+    return trained, tensors
 
 
 def _losses_of_torch(output: torch.Tensor) -> set[Any]:

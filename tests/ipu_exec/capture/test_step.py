@@ -255,7 +255,6 @@ def test_several_losses_that_are_not_marked_as_one_are_said():
     for combine in (
         lambda a, b: a + 5 * b,
         lambda a, b: (a, b),
-        lambda a, b: (a + 1, a),
         lambda a, b: (a.exp() + 1, a.detach() * 1, a * 2),
     ):
         assert captured(combine)
@@ -264,6 +263,7 @@ def test_several_losses_that_are_not_marked_as_one_are_said():
         lambda a, b: (ipu_exec.identity_loss(a + 5 * b, "none"), a, b),
         lambda a, b: 5 * b,
         lambda a, b: (a, b.detach()),
+        lambda a, b: (a, a.exp()),
     ):
         assert not captured(combine)
 
@@ -278,6 +278,10 @@ def test_a_number_beside_the_loss_is_not_what_is_trained(beside):
     loss = nn.functional.cross_entropy(y, torch.tensor([1]))
     for returned in ((loss, beside(y)), (beside(y), loss), {"loss": loss, "other": [beside(y)]}):
         assert find_final_loss(returned) is loss
+    own = y.abs().sum()
+    for returned in ((loss, loss.exp()), (loss + 1, loss), (y[:, :1], own), (own, y[:, :1])):
+        found = find_final_loss(returned)
+        assert found is loss or found is own
 
 
 class Masked(nn.Module):
