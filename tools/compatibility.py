@@ -261,7 +261,7 @@ GROUPS = (
         {
             "setPartialsType": (
                 PROFILE,
-                "cycles and memory; numbers are PyTorch's; unset, fp16 products keep half",
+                "cycles and memory; numbers are PyTorch's; torch.float where unset",
             ),
             "enableStochasticRounding": (SAME, "of float16 weights at their update"),
             "enableFloatingPointExceptions": (

@@ -161,7 +161,7 @@ class CompileOptions:
     # lowering
     memory_proportions: Mapping[int, float] = field(default_factory=dict)  # by IPU; else 0.6
     block_proportions: Mapping[str, float] = field(default_factory=dict)  # Blocks with their own
-    partials: str = ""  # "float32", "float16"; "": the data type of the operands
+    partials: str = ""  # "float32", "float16"; "" is float32
     dithering: bool = False  # of convolutions
     wide_loads: tuple[str, ...] = ()  # "convolution", "matmul": weights loaded 128 bits at a time
     fully_connected: str = "training"  # or "inference": products are layers'; "": they are not

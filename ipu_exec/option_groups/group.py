@@ -42,10 +42,27 @@ class Group:
             return values[snake]
         names = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
         near = "" if name.startswith("_") else did_you_mean(name, names)
+        for group, held in vars(self).items():
+            if isinstance(held, Group) and hasattr(type(held), name):
+                near = f": it is {'options' if group == '_root' else group}.{name}(...)"
         raise AttributeError(
             f"{type(self).__name__.strip('_')} has no option {name!r}"
             + (near or f"; it has {', '.join(values)}")
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As PopTorch has it: only options that exist, once they are there."""
+        of_class = getattr(type(self), name, None)
+        if name.startswith("_") or isinstance(of_class, property) or isinstance(value, Group):
+            super().__setattr__(name, value)
+        elif callable(of_class):
+            raise UsageError(f"{name} is a method, not a value: call {name}({value!r})")
+        else:
+            before = getattr(self, name)  # AttributeError where there is none
+            if before is not None and not isinstance(value, type(before)):
+                kind = type(before).__name__
+                raise UsageError(f"{name} takes a value of type {kind}, not {value!r}")
+            self._set(**{name: value})
 
     def checkIsFrozen(self, option: str | None = None) -> None:
         """FrozenError if these options are in use; ``option`` is the one that was to be changed."""

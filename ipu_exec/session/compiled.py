@@ -43,7 +43,7 @@ from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.on_device import OnDevice
 from ipu_exec.session.proposed_blocks import prepare
-from ipu_exec.session.torch_compile import not_compiled_by_torch
+from ipu_exec.session.torch_compile import functions_not_scripted, not_compiled_by_torch
 from ipu_exec.session.wrapped_model import unwrap
 from ipuscope.planner.levers.settings import Levers
 from ipuscope.profiler.enums import Role
@@ -199,6 +199,7 @@ class Compiled(OnDevice):
             in_modes(modes),
             substituted(),
             not_compiled_by_torch(may_begin=True),
+            functions_not_scripted(),
             tensors_unchanged(self._model),
             refusing(not self._options._values["lenient"]),
             hooked(),

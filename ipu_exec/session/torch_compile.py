@@ -1,10 +1,11 @@
-"""Models that a script gave to `torch.compile`, run as they were written."""
+"""What a script gave to `torch.compile` or `torch.jit.script`, run as it was written."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,6 +39,23 @@ def not_compiled_by_torch(may_begin: bool = False) -> contextlib.AbstractContext
         return NOTHING
     _used = _used or any(getattr(dynamo, "cached_backends", {0: True}).values())
     return torch.compiler.set_stance("force_eager") if may_begin or _used else NOTHING
+
+
+@contextlib.contextmanager
+def functions_not_scripted() -> Iterator[None]:
+    """Inside, functions of `torch.jit.script` run as written: TorchScript takes no fake tensors."""
+    kind: Any = torch.jit.ScriptFunction
+    scripted = kind.__call__
+
+    def as_written(self: Any, *args: Any, **kwargs: Any) -> Any:
+        written = getattr(self, "_torchdynamo_inline", None)
+        return written(*args, **kwargs) if written else scripted(self, *args, **kwargs)
+
+    kind.__call__ = as_written
+    try:
+        yield
+    finally:
+        kind.__call__ = scripted
 
 
 def _is_compiled(model: Any) -> bool:

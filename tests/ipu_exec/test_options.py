@@ -79,6 +79,11 @@ def test_input_groups_share_their_input() -> None:
         (lambda o: o.TensorLocations.numIOTiles(33), "even number between 32 and 192"),
         (lambda o: o._Popart.setPatterns(["InPlace"]), "_Popart.setPatterns takes a dict"),
         (
+            lambda o: setattr(o, "deviceIterations", 3),
+            "is a method, not a value: call deviceIterations(3)",
+        ),
+        (lambda o: setattr(o, "replication_factor", "3"), "takes a value of type int, not '3'"),
+        (
             lambda o: o._Popart.set("defaultPrefetchBufferingDepth", 0),
             "_Popart.set('defaultPrefetchBufferingDepth', ...)",
         ),
@@ -97,6 +102,19 @@ def test_wrong_arguments_are_errors_that_say_what_is_taken(set_it: object, says:
 def test_an_unknown_option_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="'device_iteration'"):
         _ = Options().device_iteration
+    with pytest.raises(AttributeError, match="did you mean 'device_iterations'"):
+        Options().device_iteration = 3
+    with pytest.raises(AttributeError, match=r"it is Training\.gradientAccumulation"):
+        Options().gradientAccumulation(2)
+    with pytest.raises(AttributeError, match=r"it is options\.deviceIterations"):
+        Options().Training.deviceIterations(2)
+
+
+def test_an_option_that_is_assigned_is_the_options_value() -> None:
+    options = Options()
+    options.replication_factor, options.Training.gradient_accumulation = 4, 3
+    assert (options.toDict()["replication_factor"], options.clone().batch_factor) == (4, 12)
+    assert vars(options).keys() == vars(Options()).keys()
 
 
 def test_memory_proportions_are_kept_by_ipu() -> None:

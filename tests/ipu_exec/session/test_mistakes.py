@@ -197,6 +197,18 @@ def test_torch_compile_is_left_out_with_a_warning(whole: bool) -> None:
     assert not torch.equal(before, net.weight)
 
 
+@torch.jit.script
+def bucket(x: torch.Tensor, size: int) -> torch.Tensor:
+    """As DeBERTa's, whose type_as of a number TorchScript does not run on fake tensors."""
+    return torch.where(x < size, torch.tensor(size - 1).type_as(x), x)
+
+
+def test_a_function_of_torch_jit_is_captured_as_it_was_written() -> None:
+    x = torch.arange(6)
+    model = poptorch.inferenceModel(model_of(lambda self, x: bucket(x.argsort(), 4) * 2))
+    assert torch.equal(model(x), bucket(x, 4) * 2)
+
+
 def test_a_function_that_torch_compiled_runs_as_written_even_after_a_reset() -> None:
     compiled: list[object] = []
     double = torch.compile(lambda x: 2 * x, backend=lambda graph, inputs: compiled.append(graph))
