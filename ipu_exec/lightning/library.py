@@ -34,6 +34,7 @@ class Library:
     is_overridden: Any
     ResultCollection: Any
     ResultMetric: Any
+    rank_zero_info: Any
     rank_zero_warn: Any
     ProgressBar: Any
     TQDMProgressBar: Any
@@ -63,6 +64,7 @@ def library(package: str) -> Library:
         is_overridden=of("utilities.model_helpers", "is_overridden"),
         ResultCollection=of("trainer.connectors.logger_connector.result", "_ResultCollection"),
         ResultMetric=of("trainer.connectors.logger_connector.result", "_ResultMetric"),
+        rank_zero_info=of("utilities.rank_zero", "rank_zero_info"),
         rank_zero_warn=of("utilities.rank_zero", "rank_zero_warn"),
         ProgressBar=of("callbacks", "ProgressBar"),
         TQDMProgressBar=of("callbacks", "TQDMProgressBar"),

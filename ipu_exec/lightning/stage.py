@@ -253,12 +253,15 @@ class StageModel:
         self.executor.record_call(self._begun, host_clock.now_ns() // 1_000)
         self._steps, self._recorded = 0, True
 
-    def close(self) -> None:
-        """Complete the profiles; if no call was filled, the steps so far count as one."""
+    def close(self) -> list[str]:
+        """Complete the profiles; if no call was filled, the steps so far count as one. Paths."""
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
+        paths = []
         for executor in {id(compiled): compiled for compiled in self._compiled.values()}.values():
+            paths += [executor.profile] * bool(executor.profile)
             executor.destroy()
+        return paths
 
 
 def _join(column: Sequence[Any]) -> Any:

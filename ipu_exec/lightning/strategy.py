@@ -432,18 +432,19 @@ class StrategyOnIpu:
         return decision
 
     def teardown(self) -> None:
-        """Complete the profiles, and restore the loaders."""
-        self._close()
+        """Complete the profiles and say where they are, and restore the loaders."""
+        for path in self._close():
+            self.lib.rank_zero_info(f"The profile: ipu-report insights {path}")
         for loader in self._loaders:
             as_given(loader)
         self._loaders = []
         self._progress.detach()
         super().teardown()  # type: ignore[misc]
 
-    def _close(self) -> None:
+    def _close(self) -> list[str]:
         self._forward_contexts.close()
-        for model in {id(model): model for model in self._stages.values()}.values():
-            model.close()
+        models = {id(model): model for model in self._stages.values()}
+        return [path for model in models.values() for path in model.close()]
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -25,10 +25,16 @@ from ipuscope.waiting import waiting
 
 SHOWN = 10  # rows
 _LINE = 100  # columns of a sentence, wherever it goes
-_COLUMNS = (
-    *("t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation", "recom-\npute", "state"),
-    *("prop.", "samples/s", "largest\nextent"),
-)
+_HEADS = {
+    "micro-batch": "micro-\nbatch",
+    "accumulation": "accumu-\nlation",
+    "recomputation": "recom-\npute",
+    "memory proportion": "prop.",
+    "samples/s": "samples\n/s",
+    "extent": "extent,\nKiB",
+}
+_OF_WORDS = ("", "split", "recom-\npute", "state", "prop.")
+_OFTEN_ALIKE = ("recomputation", "state", "memory proportion")
 
 
 @contextmanager
@@ -56,11 +62,15 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     where = f"[bold]{plan.model or 'The model'} on {count(plan.question.ipus, 'IPU')}[/]"
     console.print(f"{where}, {asked(plan)}")
     shown = plan.candidates[:rows]
-    console.print(_mappings(plan, shown))
-    console.print(_times(shown))
     verified = [one for one in plan.candidates if one.obtained is not None]
-    if verified:
-        console.print(_verified(plan, verified))
+    for one in (
+        _mappings(shown),
+        _times(shown),
+        *([_verified(plan, verified)] if verified else []),
+    ):
+        console.print()
+        console.print(one)
+    console.print()
     notes = [*plan.why, *plan.notes]
     if any(one.obtained is None and one.memory != "fits" for one in shown):
         notes.insert(0, "? marks an extent that only a compile can confirm: --verify N compiles N")
@@ -88,38 +98,54 @@ def _print_wrapped(words: str, first: str, rest: str, console: Console) -> None:
 
 
 def _table(*heads: str) -> Table:
-    """A table that fits 80 columns: words are folded, not cut."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    """A table that fits 80 columns: words are folded, not cut, and numbers neither."""
+    look: Any = {"box": box.SIMPLE_HEAD, "header_style": "bold", "padding": (0, 1, 0, 0)}
+    shown = Table(pad_edge=False, show_edge=False, **look)
     for head in heads:
-        shown.add_column(head, overflow="fold")
+        shown.add_column(head, overflow="fold", no_wrap=head not in _OF_WORDS)
     return shown
 
 
-def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
-    in_phases = any(candidate.mapping.in_phases for candidate in candidates)
-    columns = ("phases",) if in_phases else ()
-    shown = _table("", *columns, *_COLUMNS)
-    for number, candidate in enumerate(candidates, 1):
-        mapping = candidate.mapping
-        cells = (
-            *(mapping.shards, mapping.pipeline, mapping.replicas, folded(mapping.split)),
-            *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
-            mapping.memory_proportion,
-            per_second(candidate.rate),
-            _extent(candidate),
-        )
-        phases = (mapping.phases,) if in_phases else ()
-        shown.add_row(
-            str(number), *map(str, (*phases, *cells)), style="" if candidate.runs else "dim strike"
-        )
+def _mappings(candidates: tuple[Candidate, ...]) -> Table:
+    rows = [_cells(one) for one in candidates]
+    in_phases = any(one.mapping.in_phases for one in candidates)
+    own = [head for head in rows[0] if head != "phases" or in_phases] if rows else []
+    same = [one for one in _OFTEN_ALIKE if len({row[one] for row in rows}) == 1 < len(rows)]
+    heads = [head for head in own if head not in same]
+    shown = _table("", *(_HEADS.get(head, head) for head in heads))
+    for number, (candidate, row) in enumerate(zip(candidates, rows, strict=True), 1):
+        style = "" if candidate.runs else "dim strike"
+        shown.add_row(str(number), *(row[head] for head in heads), style=style)
+    if same:
+        shown.caption = "all: " + ", ".join(f"{head} {rows[0][head]}" for head in same)
+        shown.caption_justify = "left"
     return shown
+
+
+def _cells(candidate: Candidate) -> dict[str, str]:
+    one = candidate.mapping
+    cells = {
+        "phases": one.phases,
+        "t": one.shards,
+        "p": one.pipeline,
+        "r": one.replicas,
+        "split": folded(one.split),
+        "micro-batch": one.micro_batch,
+        "accumulation": one.accumulation,
+        "recomputation": one.recomputation,
+        "state": one.state,
+        "memory proportion": one.memory_proportion,
+        "samples/s": per_second(candidate.rate),
+        "extent": _extent(candidate),
+    }
+    return {head: str(cell) for head, cell in cells.items()}
 
 
 def _extent(candidate: Candidate) -> str:
     """As compiled, else as predicted; '?': only a compile knows whether it fits."""
     if candidate.obtained is not None and candidate.obtained.fullest:
-        return kib(candidate.obtained.fullest)
-    return f"{kib(candidate.fullest)}{'' if candidate.memory == 'fits' else ' ?'}"
+        return f"{candidate.obtained.fullest / 1024:,.0f}"
+    return f"{candidate.fullest / 1024:,.0f}{'' if candidate.memory == 'fits' else ' ?'}"
 
 
 def _times(candidates: tuple[Candidate, ...]) -> Table:

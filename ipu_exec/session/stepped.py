@@ -103,6 +103,11 @@ class SteppedExecutor(PoplarExecutor):
         return path(self._executable.contents)
 
     @property
+    def profile(self) -> str:
+        """The path of its profile; "" without."""
+        return str(getattr(self._session, "path", None) or "")
+
+    @property
     def precision(self) -> Precision:
         """The float16 handling that the options ask for. Only after compiling."""
         return self._float16()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,16 @@ def test_precisions_that_ipus_lack(precision: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["16-true", "16-mixed"])
-def test_half_precision(precision: str, tmp_path: Path) -> None:
+def test_half_precision(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    lib = replace(IPUStrategy.lib, rank_zero_info=said.append)
+    monkeypatch.setattr(IPUStrategy, "lib", lib)
     trainer = trainer_of(tmp_path, precision=precision, max_epochs=1, strategy=reported(tmp_path))
     assert isinstance(trainer.strategy.precision_plugin, IPUPrecision)
     seed_everything(1, verbose=False)
     module = Classifier()
     trainer.fit(module)
+    assert f"The profile: ipu-report insights {tmp_path / 'training' / 'profile.pop'}" in said
     dtype = torch.float16 if precision == "16-true" else torch.float32
     assert all(weight.dtype is dtype for weight in module.parameters())
     with open_report(tmp_path / "training") as report:

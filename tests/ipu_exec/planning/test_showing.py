@@ -38,6 +38,8 @@ def test_on_80_columns_nothing_is_cut() -> None:
     lines = printed.splitlines()
     split = "-".join("7" * 60)  # a word is whole, so that it can be copied
     assert {line.strip() for line in lines if len(line) > 80} == {split}
+    head = printed[: printed.index("─")]
+    assert all(words in head for words in ("samples", "accumu-", "lation", "KiB"))  # not folded
     assert "1-9x2" in printed and "[/a.py:92]" in wide.file.getvalue()
     said = " ".join(printed.split())
     assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"into: {long}"))
