@@ -12,8 +12,9 @@ import numpy as np
 
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import sum_by
-from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.links import Span, cycles_of_levels
 
@@ -50,6 +51,44 @@ def rings_of(machine: MachineCosts, shards: int, pipeline: int, replicas: int) -
         for nbytes in (0, unit)
     )
     return Rings(base, (much - base) / unit)
+
+
+@dataclass(frozen=True)
+class ReducedAlone:
+    """Accumulators off the chip, each reduced in its weight's update: int64[Block]."""
+
+    number: np.ndarray
+    nbytes: np.ndarray
+    cycles: np.ndarray  # of a weight update, as profiled
+
+    @classmethod
+    def from_report(cls, report: Report, blocks: int) -> ReducedAlone | None:
+        """None where there are none."""
+        variables = report.file.table(records.Variable)
+        away = variables.equals("role", Role.ACCUMULATOR) & (variables["always_live"] == 0)
+        if not away.any():
+            return None
+        uses, ops = report.file.table(records.Use), report.file.table(records.Op)
+        row = rows_of(uses["variable"], variables["id"][away])
+        read = (row >= 0) & np.isin(
+            uses["op"], ops["id"][ops.equals("direction", Direction.UPDATE)]
+        )
+        _, first = np.unique(variables["parameter"][away][row[read]], return_index=True)
+        block = ops["block"][rows_of(uses["op"][read][first], ops["id"])]
+        nbytes = sum_by(block, variables["bytes"][away][row[read][first]], blocks)
+        op, where, cycles = map(report.sequence.steps_in_order, ("op", "block", "cycles"))
+        alone = report.sequence.steps_with("direction", Direction.UPDATE) & (op >= 0)
+        alone &= report.sequence.steps_with("purpose", Purpose.ALL_REDUCE)
+        number = sum_by(block, np.ones_like(block), blocks)
+        return cls(number, nbytes, sum_by(where[alone], cycles[alone], blocks))
+
+    def update(self, cycles: np.ndarray, rings: Rings | None) -> np.ndarray:
+        """An update's ``cycles`` with other rings."""
+        if rings is None:
+            return cycles - self.cycles
+        each = self.number * rings.base.max() + self.nbytes * rings.rate.max()
+        update: np.ndarray = cycles - self.cycles + np.rint(each).astype(np.int64)
+        return update
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:

@@ -27,6 +27,8 @@ STARTS = {
     "popops::Cast1DSingleWorker": 234,
     "popops::Transpose2D": 588,
     "poplar_rt::Memcpy64BitSupervisor": 22,
+    "popops::MultiSlice": 180,
+    "popops::MultiUpdateAdd": 216,
     "poprand::UniformSupervisor": 170,
     "poprand::DropoutSupervisor": 150,
     "poplin::ConvPartial1x1Out": 337,  # with one block of weights; each more takes 221

@@ -233,7 +233,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, allowed: counts(basis, allowed.samples) if allowed.samples else [],
             doubt=0.15,
             changes="samples",
-            is_estimate=lambda basis, value: value > 1 and basis.costs.accumulating is not None,
+            is_estimate=lambda basis, value: basis.costs.accumulates_otherwise(value),
         ),
         Lever(
             "replicas",
