@@ -31,6 +31,7 @@ from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.vertex_costs import StepVertices, step_vertices
+from ipuscope.profiler.analysis.peak import MACS_PER_CYCLE
 from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
@@ -62,11 +63,15 @@ class Steps:
     busy: np.ndarray  # share of the tiles that work in it
     growth: np.ndarray  # how it grows, of `GROWTHS`
     in_half: np.ndarray  # times as many ``beyond`` in float16
+    at_peak: np.ndarray  # share of ``beyond`` that a product takes at the machine's peak; else 1
+    planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
+    over_samples: np.ndarray  # of a gradient of a weight: more samples are more blocks of operands
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
 GROWTHS = (0.0, 2 / 3, 1.0)
 STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
+SLOWEST, QUICKEST = -1, 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class Sizes:
 
 def variables_alike(report: Report) -> pd.DataFrame:
     """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
-    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
+    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes", "tensor")
     variables = report.usage.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
     shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
@@ -161,15 +166,19 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
 
     tiles = report.target.tiles_per_ipu
     busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
-    growth = np.select(
-        [of_weights | accumulates | moves, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
-    )
+    busy = np.where(compute, np.fmin(busy, steps["tile_balance"].to_numpy()), busy)
+    busy[moves] = 1.0  # streaming memory and links are no tiles'
+    weights = variables.loc[variables["like_weight"], "tensor"]  # others' activations move, too
+    stays = of_weights | accumulates | (moves & steps["tensor"].isin(weights).to_numpy())
+    growth = np.select([stays, product & exchange & ~moves], [STAYS, AS_PRODUCTS], AS_SAMPLES)
 
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
     float32 = order.partial_sums(vertices) | (accumulates & ~exchange)
     float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
     few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
+    multiplied = np.where(vertices.product & compute, cycles, 0)
+    at_peak = _at_peak(report, steps, multiplied, vertices.of_half)
     return Steps(
         steps["block"].to_numpy(),
         np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
@@ -179,7 +188,29 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         busy,
         growth,
         in_half,
+        np.minimum(1.0, at_peak / np.maximum(1, beyond)),
+        (product | order.partial_sums(vertices) | vertices.looks_up) & ~moves,
+        steps["op"].isin(_of_weight_gradients(report, variables)).to_numpy(),
     )
+
+
+def _at_peak(
+    report: Report, steps: pd.DataFrame, cycles: np.ndarray, of_half: np.ndarray
+) -> np.ndarray:
+    """What the rows of products take at the machine's peak; infinite of other steps.
+
+    ``cycles``: of steps that multiply; the others' are 0.
+    """
+    rates = MACS_PER_CYCLE.get(report.target.architecture.lower())
+    if rates is None:
+        return np.full(len(cycles), np.inf)
+    op, again = steps["op"].to_numpy(), (steps["direction"] == Direction.RECOMPUTE)
+    _, run = np.unique(2 * op + again.to_numpy(), return_inverse=True)
+    share = cycles / np.maximum(1, np.bincount(run, cycles))[run]
+    flops = report.ops["flops"].reindex(op, fill_value=0).to_numpy()
+    peak = 2 * report.target.tiles_per_ipu * np.where(of_half, *rates)
+    at_peak: np.ndarray = np.where(cycles > 0, share * flops / peak, np.inf)
+    return at_peak
 
 
 @dataclass(frozen=True)
@@ -245,15 +276,24 @@ def beyond_starting(cycles: np.ndarray, *kinds: np.ndarray) -> np.ndarray:
 
 
 def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
-    """Ids of operators that read and write nothing but what is like a weight."""
+    """Ids of operators that read and write nothing but what is like a weight, and their own."""
     uses = report.file.table(records.Use)
     if not len(uses["op"]):
         return np.zeros(0, dtype=np.int64)
-    is_listed = np.isin(uses["variable"], variables.index)
+    tensors = variables[~variables["role"].isin((Role.TEMPORARY, Role.PROGRAM))]
+    is_listed = np.isin(uses["variable"], tensors.index)
     used = variables.loc[uses["variable"][is_listed]]
     count = np.bincount(uses["op"][is_listed])
     alike = np.bincount(uses["op"][is_listed], used["like_weight"].to_numpy(), minlength=len(count))
     return np.flatnonzero((count > 0) & (alike == count))
+
+
+def _of_weight_gradients(report: Report, variables: pd.DataFrame) -> np.ndarray:
+    """Ids of operators that read or write gradients of weights."""
+    uses = report.file.table(records.Use)
+    gradients = (variables["role"] == Role.GRADIENT) & variables["like_weight"]
+    ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], variables.index[gradients])])
+    return ops
 
 
 def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
@@ -309,7 +349,7 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
     moved = samples * rate
     return replace(
         costs,
-        cycles=_cycles(costs.cycles, sizes.steps, samples, half),
+        cycles=estimated_cycles(costs.cycles, sizes.steps, samples, half),
         memory=_memory(costs.memory, sizes.nbytes, samples, half),
         stash=replace(
             costs.stash,
@@ -339,8 +379,27 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
     return times
 
 
-def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> BlockCycles:
+def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
+    """`growth_of_work`, of what is known of products; ``bound``: of `estimated_cycles`.
+
+    Between bounds a step that is planned anew grows as the samples do, or, but for what a product
+    takes at the machine's peak, not at all.
+    """
     growth = growth_of_work(steps.growth, steps.busy, samples)
+    at_peak = 1 + (growth - 1) * steps.at_peak
+    usual = np.where(steps.over_samples, growth, at_peak)
+    if not bound:
+        return usual
+    if (bound == SLOWEST) == (samples > 1):
+        return np.where(steps.planned, samples, usual)
+    return np.where(steps.planned & (steps.at_peak == 1), 1.0, at_peak)
+
+
+def estimated_cycles(
+    cycles: BlockCycles, steps: Steps, samples: float, half: bool, bound: int = 0
+) -> BlockCycles:
+    """Cycles of `estimated`; ``bound``: `SLOWEST` or `QUICKEST` that they may be."""
+    growth = _growth(steps, samples, bound)
     before = steps.fixed + steps.beyond
     after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
     blocks = len(cycles.forward)

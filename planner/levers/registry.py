@@ -221,7 +221,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: f"poptorch.DataLoader(options, dataset, batch_size={value})",
             _about_size,
             _sizes,
-            doubt=0.4,
+            doubt=0.4,  # of phases, whose bounds are not known
             changes="samples",
         ),
         Lever(
@@ -273,6 +273,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: location_line(value),
             _about_state,
             _other_states,
+            doubt=1.0,  # it may gain nothing on small tensors
             is_estimate=lambda basis, value: value == STATES[2],
         ),
         Lever(

@@ -1,4 +1,4 @@
-"""What comes from off the chip for each micro-batch, against a second compile."""
+"""Costs of each micro-batch off the chip and in tables, against a second compile."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class Words(nn.Module):
             return out, nn.functional.cross_entropy(out, labels)
 
 
-def _compiled(path: Path, location: str) -> Report:
+def _compiled(path: Path, location: str, stages: int = 2) -> Report:
     options = ipu_exec.Options(autoreport=True, autoreport_dir=path)
+    if stages == 1:
+        everything = ipu_exec.Stage("words", "last").ipu(0)
+        options.setExecutionStrategy(ipu_exec.PipelinedExecution(everything))
     options.Training.gradientAccumulation(4)
     off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
     if location:
@@ -59,3 +62,22 @@ def test_no_recomputation_and_replicas_obtain_it(
         after = analysis.pace(_compiled(tmp_path / words, location))
         advice = predicted(basis, levers)
         assert advice.samples_per_second == pytest.approx(after.samples_per_second, rel=0.001)
+
+
+@pytest.mark.parametrize("words", ["micro-batch=64", "micro-batch=32", "micro-batch=4"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_another_micro_batch_is_within_its_bounds(
+    words: str, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups in a table have no more hits on a tile, activations off the chip more bytes."""
+    location = "setActivationLocation" if stages == 1 else ""
+    basis = Basis.of(_compiled(tmp_path / "now", location, stages))
+    levers = Levers(micro_batch=int(words.partition("=")[2]))
+    advice = predicted(basis, levers)
+    monkeypatch.setenv(LEVERS_VARIABLE, words)
+    rate = analysis.pace(_compiled(tmp_path / words, location, stages)).samples_per_second
+    least, most = basis.bounds(levers)
+    assert least <= advice.samples_per_second <= most
+    assert least <= rate <= most
+    assert advice.doubt == pytest.approx(advice.samples_per_second - least)
+    assert advice.quicker == pytest.approx(most - advice.samples_per_second)
