@@ -17,6 +17,7 @@ from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import Variables, sum_by
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 
 _ADDS, _CLEARS = "aten.add_.Tensor", "aten.zero_.default"
@@ -50,11 +51,11 @@ class Accumulating:
         """
         ops, steps = report.file.table(records.Op), report.sequence
         op, cycles = map(steps.steps_in_order, ("op", "cycles"))
-        update = steps.steps_with("direction", Direction.UPDATE) & (op >= 0)
-        update &= steps.steps_with("purpose", Purpose.OPERATOR)
+        of_update = steps.steps_with("direction", Direction.UPDATE) & (op >= 0)
+        of_update &= steps.steps_with("purpose", Purpose.OPERATOR)
         computes = steps.steps_with("kind", "compute")
         count = int(ops["id"].max(initial=-1)) + 1
-        kinds = update & computes, update & ~computes
+        kinds = of_update & computes, of_update & ~computes
         works, brings = (np.bincount(op[some], cycles[some], count) for some in kinds)
         by_weight: dict[tuple[int, str], list[tuple[float, float]]] = {}
         rows = ops.equals("direction", Direction.UPDATE) & (ops["block"] >= 0)
@@ -62,43 +63,46 @@ class Accumulating:
         for number, block, name in zip(*of_rows, strict=True):
             weight = block, name.rpartition("/update/")[0]
             by_weight.setdefault(weight, []).append((works[number], brings[number]))
-        adds, update_of = np.zeros((2, blocks), dtype=np.int64)
+        backward, update = np.zeros((2, blocks), dtype=np.int64)
         for (block, _), each in by_weight.items():
             bringing = [one for one in each if one[1]]
-            adds[block] += int(min(map(sum, bringing or each)))
-            update_of[block] += int(min(each)[0] - sum(brought for _, brought in bringing))
+            backward[block] += int(min(map(sum, bringing or each)))
+            update[block] += int(min(each)[0] - sum(brought for _, brought in bringing))
         if report.options.get("TensorLocations.locationAccumulator.onChipStorage") is not False:
-            return cls(adds, update_of, _accumulators(report, blocks))
+            return cls(backward, update, _accumulators(report, blocks))
         number = np.bincount([block for block, _ in by_weight], minlength=blocks)
         machine, nbytes = MachineCosts.from_report(report), gradient_bytes(report, blocks)
         moved = np.rint(machine.offload_cycles(nbytes, number)).astype(np.int64)
-        return cls(adds + moved, update_of + moved, np.zeros((blocks, 1), int))
+        return cls(backward + moved, update + moved, np.zeros((blocks, 1), int))
 
     @classmethod
     def _taken_off(cls, report: Report, blocks: int) -> Accumulating:
-        """Adding, clearing, and moves off the chip, which gradients need not; as many bytes."""
-        variables, ops = report.file.table(records.Variable), report.file.table(records.Op)
-        uses, steps = report.file.table(records.Use), report.sequence
-        of_update = ops.equals("direction", Direction.UPDATE)
+        """Adding, clearing, and moves off the chip, which gradients need not; as many bytes.
+
+        What brought a gradient to be added brings it to each operator of the update.
+        """
+        ops, steps = report.file.table(records.Op), report.sequence
+        uses, variables = report.file.table(records.Use), report.file.table(records.Variable)
         chosen = variables.equals("role", Role.ACCUMULATOR)
-        names = ("id", "parameter")
-        weight_of = dict(zip(*(variables[name][chosen].tolist() for name in names), strict=True))
-        pairs = zip(uses["op"].tolist(), uses["variable"].tolist(), strict=True)
-        users = {op: weight_of[one] for op, one in pairs if one in weight_of}
-        clears, adds = (ops.equals("aten", name) for name in (_CLEARS, _ADDS))
-        gone = np.intersect1d(ops["id"][np.where(of_update, clears, adds)], [*users])
+        row = rows_of(uses["variable"], variables["id"][chosen])
+        weights = variables["parameter"][chosen][row[row >= 0]].tolist()
+        users = dict(zip(uses["op"][row >= 0].tolist(), weights, strict=True))
+        of_update, clears, adds = (
+            ops.equals(*one)
+            for one in (("direction", Direction.UPDATE), ("aten", _CLEARS), ("aten", _ADDS))
+        )
         reading = np.intersect1d(ops["id"][of_update & ~clears], [*users]).tolist()
         readers = Counter(users[op] for op in reading)
         op, block, cycles, tensor = map(steps.steps_in_order, ("op", "block", "spent", "tensor"))
         backward = steps.steps_with("direction", Direction.BACKWARD)
         moves = steps.steps_with("purpose", Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
+        gone = np.intersect1d(ops["id"][np.where(of_update, clears, adds)], [*users])
         theirs = np.isin(op, gone) & ~moves
         computes = theirs & steps.steps_with("kind", "compute")
 
         def of(mask: np.ndarray, times: ArrayLike = 1) -> np.ndarray:
             return sum_by(block[mask], cycles[mask] * times, blocks)
 
-        # what brought a gradient to be added brings it to each of the update's operators
         brings = theirs & ~computes & backward
         more = [readers[users[one]] - 1 for one in op[brings].tolist()]
         moved = of(moves & backward & np.isin(tensor, variables["tensor"][chosen]))  # twice

@@ -53,42 +53,25 @@ def rings_of(machine: MachineCosts, shards: int, pipeline: int, replicas: int) -
     return Rings(base, (much - base) / unit)
 
 
-@dataclass(frozen=True)
-class ReducedAlone:
-    """Accumulators off the chip, each reduced in its weight's update: int64[Block]."""
+def reduced_alone(report: Report, blocks: int) -> np.ndarray:
+    """Of accumulators off the chip, which are reduced in their weights' updates: int64[3, Block].
 
-    number: np.ndarray
-    nbytes: np.ndarray
-    cycles: np.ndarray  # of a weight update, as profiled
-
-    @classmethod
-    def from_report(cls, report: Report, blocks: int) -> ReducedAlone | None:
-        """None where there are none."""
-        variables = report.file.table(records.Variable)
-        away = variables.equals("role", Role.ACCUMULATOR) & (variables["always_live"] == 0)
-        if not away.any():
-            return None
-        uses, ops = report.file.table(records.Use), report.file.table(records.Op)
-        row = rows_of(uses["variable"], variables["id"][away])
-        read = (row >= 0) & np.isin(
-            uses["op"], ops["id"][ops.equals("direction", Direction.UPDATE)]
-        )
-        _, first = np.unique(variables["parameter"][away][row[read]], return_index=True)
-        block = ops["block"][rows_of(uses["op"][read][first], ops["id"])]
-        nbytes = sum_by(block, variables["bytes"][away][row[read][first]], blocks)
-        op, where, cycles = map(report.sequence.steps_in_order, ("op", "block", "cycles"))
-        alone = report.sequence.steps_with("direction", Direction.UPDATE) & (op >= 0)
-        alone &= report.sequence.steps_with("purpose", Purpose.ALL_REDUCE)
-        number = sum_by(block, np.ones_like(block), blocks)
-        return cls(number, nbytes, sum_by(where[alone], cycles[alone], blocks))
-
-    def update(self, cycles: np.ndarray, rings: Rings | None) -> np.ndarray:
-        """An update's ``cycles`` with other rings."""
-        if rings is None:
-            return cycles - self.cycles
-        each = self.number * rings.base.max() + self.nbytes * rings.rate.max()
-        update: np.ndarray = cycles - self.cycles + np.rint(each).astype(np.int64)
-        return update
+    How many, their bytes, and the cycles of that as profiled.
+    """
+    variables, steps = report.file.table(records.Variable), report.sequence
+    uses, ops = report.file.table(records.Use), report.file.table(records.Op)
+    away = variables.equals("role", Role.ACCUMULATOR) & (variables["always_live"] == 0)
+    row = rows_of(uses["variable"], variables["id"][away]) if away.any() else uses["op"] * 0 - 1
+    row[~np.isin(uses["op"], ops["id"][ops.equals("direction", Direction.UPDATE)])] = -1
+    read = np.flatnonzero(row >= 0)
+    read = read[np.unique(variables["parameter"][away][row[read]], return_index=True)[1]]
+    block = ops["block"][rows_of(uses["op"][read], ops["id"])]
+    op, where, cycles = map(steps.steps_in_order, ("op", "block", "cycles"))
+    alone = steps.steps_with("direction", Direction.UPDATE) & (op >= 0)
+    alone &= steps.steps_with("purpose", Purpose.ALL_REDUCE)
+    nbytes = variables["bytes"][away][row[read]]
+    rows = (block, np.ones_like(block)), (block, nbytes), (where[alone], cycles[alone])
+    return np.array([sum_by(group, values, blocks) for group, values in rows])
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:

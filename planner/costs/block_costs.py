@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ipuscope.planner.costs.accumulating import Accumulating
-from ipuscope.planner.costs.all_reduce import ReducedAlone, Rings
+from ipuscope.planner.costs.all_reduce import Rings
 from ipuscope.planner.costs.block_cycles import BlockCycles
 from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.cuts import Cuts
@@ -76,7 +76,8 @@ class BlockCosts:
     # bytes of each Block's gradients; `rings`, for other numbers of replicas, goes before `reduce`
     gradients: np.ndarray = field(default_factory=none)
     rings: Rings | None = None
-    reduced_alone: ReducedAlone | None = None
+    # `all_reduce.reduced_alone`
+    reduced_alone: np.ndarray = field(default_factory=none)
     # extra cycles of a weight update on several IPUs, which exchange what is made of all gradients
     # (the norm that clips them) and wait for it; None: nothing is
     meeting: int | None = None

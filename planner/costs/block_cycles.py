@@ -105,15 +105,14 @@ def _brought(report: Report) -> tuple[np.ndarray, np.ndarray]:
     variables, steps = report.file.table(records.Variable), report.sequence
     tensor, op, stage = map(steps.steps_in_order, ("tensor", "op", "stage"))
     stage_of = np.full(int(ops["id"].max(initial=-1)) + 1, -1)
-    ran = (op >= 0) & (stage >= 0)
-    stage_of[op[ran]] = stage[ran]
+    stage_of[op[(op >= 0) & (stage >= 0)]] = stage[(op >= 0) & (stage >= 0)]
     back = np.isin(uses["op"], ops["id"][ops.equals("direction", Direction.BACKWARD)])
+    read = variables["tensor"][rows_of(uses["variable"][back], variables["id"])]
     stages = int(stage.max(initial=0)) + 2
-    read = variables["tensor"][rows_of(uses["variable"][back], variables["id"])] * stages
+    keys = read * stages + stage_of[uses["op"][back]]
     brought = steps.steps_with("kind", *_FOR_BOTH)
     brought = brought & ~steps.steps_with("purpose", Purpose.OPERATOR)
-    is_read = np.isin(tensor * stages + stage, read + stage_of[uses["op"][back]]) & (tensor >= 0)
-    return brought, brought & is_read
+    return brought, brought & np.isin(tensor * stages + stage, keys) & (tensor >= 0)
 
 
 def _brought_again(report: Report, stage: np.ndarray) -> np.ndarray:
@@ -121,12 +120,11 @@ def _brought_again(report: Report, stage: np.ndarray) -> np.ndarray:
 
     Of stages that do not recompute it is what the forward brings so.
     """
-    block, where, cycles = map(report.sequence.steps_in_order, ("block", "stage", "spent"))
-    again = report.sequence.steps_with("direction", Direction.RECOMPUTE)
-    forward = report.sequence.steps_with("direction", Direction.FORWARD)
-    brought, is_read = _brought(report)
-    chosen = brought & ~is_read & (again | (forward & ~np.isin(where, where[again])))
-    chosen &= (block >= 0) & (where == stage[block.clip(0)])
+    steps, (brought, is_read) = report.sequence, _brought(report)
+    block, where, cycles = map(steps.steps_in_order, ("block", "stage", "spent"))
+    again = steps.steps_with("direction", Direction.RECOMPUTE)
+    once = steps.steps_with("direction", Direction.FORWARD) & ~np.isin(where, where[again])
+    chosen = brought & ~is_read & (again | once) & (block >= 0) & (where == stage[block.clip(0)])
     return sum_by(block[chosen], cycles[chosen], len(stage))
 
 

@@ -65,7 +65,6 @@ class Steps:
     in_half: np.ndarray  # times as many ``beyond`` in float16
     at_peak: np.ndarray  # share of ``beyond`` that a product takes at the machine's peak; else 1
     planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
-    over_samples: np.ndarray  # of a gradient of a weight: more samples are more blocks of operands
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -178,7 +177,6 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     multiplied = np.where(vertices.product & compute, cycles, 0)
-    at_peak = _at_peak(report, steps, multiplied, vertices.of_half)
     return Steps(
         steps["block"].to_numpy(),
         np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
@@ -188,29 +186,27 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         busy,
         growth,
         in_half,
-        np.minimum(1.0, at_peak / np.maximum(1, beyond)),
+        _at_peak(report, steps, multiplied, beyond, vertices.of_half),
         (product | order.partial_sums(vertices) | vertices.looks_up) & ~moves,
-        steps["op"].isin(_of_weight_gradients(report, variables)).to_numpy(),
     )
 
 
 def _at_peak(
-    report: Report, steps: pd.DataFrame, cycles: np.ndarray, of_half: np.ndarray
+    report: Report,
+    steps: pd.DataFrame,
+    multiplied: np.ndarray,
+    beyond: np.ndarray,
+    of_half: np.ndarray,
 ) -> np.ndarray:
-    """What the rows of products take at the machine's peak; infinite of other steps.
-
-    ``cycles``: of steps that multiply; the others' are 0.
-    """
-    rates = MACS_PER_CYCLE.get(report.target.architecture.lower())
-    if rates is None:
-        return np.full(len(cycles), np.inf)
-    op, again = steps["op"].to_numpy(), (steps["direction"] == Direction.RECOMPUTE)
-    _, run = np.unique(2 * op + again.to_numpy(), return_inverse=True)
-    share = cycles / np.maximum(1, np.bincount(run, cycles))[run]
-    flops = report.ops["flops"].reindex(op, fill_value=0).to_numpy()
+    """`Steps.at_peak`; ``multiplied``: cycles of the steps that multiply, 0 of others."""
+    rates = MACS_PER_CYCLE.get(report.target.architecture.lower(), (np.nan, np.nan))
+    of_run = steps[["op", "direction"]].assign(cycles=multiplied).groupby(["op", "direction"])
+    share = multiplied / of_run["cycles"].transform("sum").clip(lower=1)
+    flops = share * report.ops["flops"].reindex(steps["op"], fill_value=0).to_numpy()
     peak = 2 * report.target.tiles_per_ipu * np.where(of_half, *rates)
-    at_peak: np.ndarray = np.where(cycles > 0, share * flops / peak, np.inf)
-    return at_peak
+    known = np.where(multiplied > 0, flops / peak / np.maximum(1, beyond), 1.0)
+    shares: np.ndarray = np.fmin(1.0, known)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -286,14 +282,6 @@ def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     count = np.bincount(uses["op"][is_listed])
     alike = np.bincount(uses["op"][is_listed], used["like_weight"].to_numpy(), minlength=len(count))
     return np.flatnonzero((count > 0) & (alike == count))
-
-
-def _of_weight_gradients(report: Report, variables: pd.DataFrame) -> np.ndarray:
-    """Ids of operators that read or write gradients of weights."""
-    uses = report.file.table(records.Use)
-    gradients = (variables["role"] == Role.GRADIENT) & variables["like_weight"]
-    ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], variables.index[gradients])])
-    return ops
 
 
 def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
@@ -380,19 +368,16 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
 
 
 def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
-    """`growth_of_work`, of what is known of products; ``bound``: of `estimated_cycles`.
+    """`growth_of_work`, of products at the peak; ``bound``: of `estimated_cycles`.
 
-    Between bounds a step that is planned anew grows as the samples do, or, but for what a product
-    takes at the machine's peak, not at all.
+    At a bound what is planned anew grows as the samples do or, but for that, not at all.
     """
-    growth = growth_of_work(steps.growth, steps.busy, samples)
-    at_peak = 1 + (growth - 1) * steps.at_peak
-    usual = np.where(steps.over_samples, growth, at_peak)
+    growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * steps.at_peak
     if not bound:
-        return usual
-    if (bound == SLOWEST) == (samples > 1):
-        return np.where(steps.planned, samples, usual)
-    return np.where(steps.planned & (steps.at_peak == 1), 1.0, at_peak)
+        return growth
+    most = (bound == SLOWEST) == (samples > 1)
+    chosen = steps.planned & (most | (steps.at_peak == 1))
+    return np.where(chosen, samples if most else 1.0, growth)
 
 
 def estimated_cycles(

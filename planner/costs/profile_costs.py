@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.planner.costs.accumulating import Accumulating
-from ipuscope.planner.costs.all_reduce import ReducedAlone, gradient_bytes, rings_of
+from ipuscope.planner.costs.all_reduce import gradient_bytes, reduced_alone, rings_of
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from ipuscope.planner.costs.block_memory import BlockMemory
@@ -91,7 +91,7 @@ class Costs(BlockCosts):
             cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
-            reduced_alone=ReducedAlone.from_report(report, len(blocks)),
+            reduced_alone=reduced_alone(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
             accumulating=Accumulating.from_report(report, len(blocks)) if tiles else None,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
@@ -190,9 +190,11 @@ class Costs(BlockCosts):
         """The costs with so many replicas of ``pipeline`` IPUs: `rings` goes before `reduce`."""
         several, shards = self.training and replicas > 1, self.machine.shards
         rings = rings_of(self.machine, shards, pipeline, replicas) if several else None
-        cycles, alone = self.cycles, self.reduced_alone
-        if alone is not None and self.micro_batches > 1:
-            update = alone.update(cycles.update, rings)
+        cycles = self.cycles
+        if len(self.reduced_alone) and self.reduced_alone[0].any() and self.micro_batches > 1:
+            number, nbytes, as_profiled = self.reduced_alone
+            each = number * rings.base.max() + nbytes * rings.rate.max() if rings else 0
+            update = np.rint(cycles.update - as_profiled + each).astype(np.int64)
             cycles, rings = replace(cycles, update=update), None
         samples = self.samples // self.replicas * replicas
         return replace(
