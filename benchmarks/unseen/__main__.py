@@ -67,9 +67,10 @@ class Row:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the compile is within the doubt, or a thousandth."""
-        rate = self.foreseen.samples_per_second
-        return abs(self.came.rate - rate) <= max(self.foreseen.doubt, 0.001 * rate)
+        """Whether the compile is within the error, or a thousandth."""
+        rate, doubt = self.foreseen.samples_per_second, self.foreseen
+        least, most = min(0.999 * rate, rate - doubt.doubt), max(1.001 * rate, rate + doubt.quicker)
+        return least <= self.came.rate <= most
 
     @property
     def more(self) -> float:

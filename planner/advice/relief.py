@@ -12,7 +12,7 @@ from ipuscope.planner.advice.largest_modules import too_large_alone
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.compile_again import command_line
-from ipuscope.planner.levers.levers import Basis, surely_fit
+from ipuscope.planner.levers.levers import Basis, has_open_code, surely_fit
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, cuts, pulled, title
 from ipuscope.planner.levers.settings import STATES, Levers
@@ -75,12 +75,12 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
     return sorted(reliefs, key=lambda one: -one.freed)
 
 
-def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
+def fewest_changes(basis: Basis, ipus: int = 0, surely: bool = True) -> Levers | None:
     """The smallest combination of levers with which every IPU fits; None if none of up to three.
 
-    By the profile's costs: a compile decides. ``ipus``: onto so many, with the quickest split of
-    their Blocks (default: the profiled stages; another split if none of these fits). Of
-    combinations of as many levers the quickest, in half precision only if no other fits.
+    By the profile's costs: a compile decides. ``surely``: without doubt. ``ipus``: onto so many,
+    with the quickest split of their Blocks (default: the profiled stages; another split if none of
+    these fits). Of combinations of as many levers the quickest, half precision only if no other.
     """
     single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
     single += _smaller(basis)[1:]
@@ -90,7 +90,7 @@ def fewest_changes(basis: Basis, ipus: int = 0) -> Levers | None:
             if len({name for one in some for name in one.pulled}) < number:
                 continue
             levers = reduce(Levers.over, some, Levers())
-            found = _that_fits_with(basis, levers, ipus)
+            found = _that_fits_with(basis, levers, ipus, surely)
             if found is not None:
                 fitting.append((bool(levers.half), *found, levers))
         if fitting:
@@ -108,16 +108,9 @@ def way_to_fit(
     prediction. ValueError if the profile has no costs of Blocks.
     """
     basis = basis_of(report)
-    one = report.file.once(f"fewest changes onto {ipus}", lambda: fewest_changes(basis, ipus))
-    if one is not None:
-        how = "Predicted to fit without doubt, with the fewest changes"
-        if compiled is not None:
-            fits = "It fits, compiled with the fewest changes"
-            how = fits if compiled(one) else f"{how}, and compiled does not"
-        made = Provenance.of(basis.report)
-        number = len(set(one.split.ipus)) if one.split is not None else made.num_ipus
-        command = command_line(made, argument(one), number)
-        return f"{how}: {title(basis, one)}. This compiles them: {command}"
+    changes = _changes_in_words(basis, ipus, compiled)
+    if changes:
+        return changes
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
     words = f"No combination of up to three levers is predicted to fit{where}."
     if any(one.of_code for one in basis.memory_with(Levers())):
@@ -146,14 +139,55 @@ def way_to_fit(
     return f"{words} This compiles mappings until one fits: {command}"
 
 
+def _changes_in_words(basis: Basis, ipus: int, compiled: Callable[[Levers], bool] | None) -> str:
+    """`fewest_changes` without doubt, and fewer with which it is open; "" if there are none."""
+    made = Provenance.of(basis.report)
+
+    def found(surely: bool) -> Levers | None:
+        name = f"fewest changes onto {ipus}, {surely}"
+        return basis.report.file.once(name, lambda: fewest_changes(basis, ipus, surely))
+
+    def command(levers: Levers) -> str:
+        number = len(set(levers.split.ipus)) if levers.split is not None else made.num_ipus
+        return command_line(made, argument(levers), number)
+
+    def weight(levers: Levers) -> tuple[bool, int]:
+        return bool(levers.half), len(levers.pulled)
+
+    sure, fewer = found(True), found(False)
+    if fewer and sure and weight(fewer) >= weight(sure):
+        fewer = None
+    tried = [one for one in (fewer, sure) if one is not None and compiled is not None]
+    came = next((one for one in tried if compiled is not None and compiled(one)), None)
+    how = "Predicted to fit without doubt, with the fewest changes"
+    if came is not None:
+        sure, how = came, "It fits, compiled with the fewest changes"
+    elif tried:
+        how = f"{how}, and compiled does not"
+    said = []
+    if sure is not None:
+        said.append(f"{how}: {title(basis, sure)}. This compiles them: {command(sure)}")
+    if fewer is not None and not tried:
+        may = f"{'Fewer' if sure is not None else 'This'} may do: {title(basis, fewer)}"
+        said.append(f"{may}. Whether it fits, this tells: {command(fewer)}")
+    return " ".join(said)
+
+
 def _that_fits_with(
-    basis: Basis, levers: Levers, ipus: int
+    basis: Basis, levers: Levers, ipus: int, surely: bool
 ) -> tuple[float, Assignment | None] | None:
     """Cycles a sample, and another split where the profiled one does not do; None: none fits."""
     costs = basis.costs_with(levers)
     samples = costs.samples * costs.micro_batches
     doubt = basis.doubt_of_memory(levers)
-    if not ipus and surely_fit(basis.memory_with(levers), doubt):
+
+    def fits(memory: Sequence[Verdict]) -> bool:
+        if surely:
+            return surely_fit(memory, doubt)
+        over = any(one.answer is Answer.OVER for one in memory)
+        return not over and not has_open_code(memory)
+
+    if not ipus and fits(basis.memory_with(levers)):
         return basis.cycles_with(levers) / samples, None
     stages = ipus or max(costs.ipus) + 1
     if not basis.can_split or len(costs) < (ipus or 2):
@@ -165,7 +199,7 @@ def _that_fits_with(
         split = best_split(costs, stages, choices=(*ways,) if costs.training else ())
     except ValueError:
         return None
-    if not surely_fit(split.prediction.memory, doubt) or split.prediction.problems:
+    if not fits(split.prediction.memory) or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
 

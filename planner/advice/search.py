@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import product
 from math import log2
 from typing import Any
@@ -56,9 +55,9 @@ class Advice:
     ``samples_per_second`` over all replicas, ``gain`` its ratio to the present (0: does not run
     now), ``samples`` of a weight update; ``fullest``: bytes of the fullest tile, on ``ipu``;
     ``memory``: whether it fits, in words; ``surely``: without doubt. ``estimate``: the costs are
-    estimates (another precision or micro-batch, docs/advice.md#estimates), ``doubt`` samples a
-    second off either way; else they are the profile's. ``code``: lines to write; ``argument``: for
-    ``ipu-run --with``; ``problems``: why it would not run.
+    estimates (another precision or micro-batch, docs/advice.md#estimates), up to ``doubt`` samples
+    a second too many and ``quicker`` too few; else they are the profile's. ``code``: lines to
+    write; ``argument``: for ``ipu-run --with``; ``problems``: why it would not run.
     """
 
     title: str
@@ -73,22 +72,28 @@ class Advice:
     surely: bool
     estimate: bool
     doubt: float
+    quicker: float
     code: tuple[str, ...]
     argument: str
     problems: tuple[str, ...]
 
     @property
     def rate(self) -> str:
-        """Samples a second in words; of an estimate three digits and its error: '~745 ±4%'."""
+        """Samples a second in words; of an estimate three digits and its error: '~745 -4% +9%'."""
         if not self.estimate:
             return per_second(self.samples_per_second)
         return f"~{per_second(rounded(self.samples_per_second))} {self.error}".rstrip()
 
     @property
     def error(self) -> str:
-        """``doubt`` as a share of the rate: '±4%'; "" if there is none."""
-        share = self.doubt / max(1e-9, self.samples_per_second)
-        return f"±{share:.{int(share < 0.01)}%}" if share else ""
+        """``doubt`` and ``quicker`` as shares of the rate: '±4%', '-4% +9%'; "" without."""
+        rate = max(1e-9, self.samples_per_second)
+        less, more = (
+            f"{one / rate:.{int(one / rate < 0.01)}%}" for one in (self.doubt, self.quicker)
+        )
+        if not self.doubt and not self.quicker:
+            return ""
+        return f"±{less}" if less == more else f"-{less} +{more}"
 
 
 @dataclass(frozen=True)
@@ -192,15 +197,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
-    estimates = [lever for lever, value in pulled(levers) if lever.estimate(basis, value)]
-    exact = reduce(Levers.without, (one.name for one in estimates if one.doubt), levers)
-    estimated = outlook.samples_per_second - _speed(basis, exact) if exact != levers else 0.0
-    least = max((one.least_doubt for one in estimates), default=0.0) * outlook.samples_per_second
-    doubt = max(least, *(one.doubt * abs(estimated) for one in estimates), 0.0)
-    if levers.overlap:  # I/O tiles compute nothing
-        doubt += outlook.samples_per_second * IO_TILES / basis.report.target.tiles_per_ipu
-    if any(lever.name == "state" for lever in estimates):  # it may gain nothing on small tensors
-        doubt += abs(outlook.samples_per_second - _speed(basis, levers.without("state")))
+    slower, quicker = _doubts(basis, levers, outlook.samples_per_second)
     doubt_of_memory = basis.doubt_of_memory(levers)
     return Advice(
         title(basis, levers) or "as profiled",
@@ -213,12 +210,29 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         fullest.ipu,
         memory_in_words(outlook.memory, doubt_of_memory),
         surely_fit(outlook.memory, doubt_of_memory),
-        bool(estimates),
-        doubt,
+        any(lever.estimate(basis, value) for lever, value in pulled(levers)),
+        slower,
+        quicker,
         code(basis, levers),
         argument(levers),
         outlook.problems,
     )
+
+
+def _doubts(basis: Basis, levers: Levers, rate: float) -> tuple[float, float]:
+    """Samples a second by which an estimate may be too many, and too few."""
+    estimates = [lever for lever, value in pulled(levers) if lever.estimate(basis, value)]
+    doubt = slower = quicker = 0.0
+    for one in estimates:
+        bounds = basis.bounds(levers) if one.name == "micro_batch" else ()
+        if bounds:
+            slower, quicker = (max(0.0, rate - bounds[0]), max(0.0, bounds[1] - rate))
+            continue
+        gain = abs(rate - _speed(basis, levers.without(one.name)))
+        doubt += max(one.least_doubt * rate, one.doubt * gain)
+    if levers.overlap:  # I/O tiles compute nothing
+        doubt += rate * IO_TILES / basis.report.target.tiles_per_ipu
+    return slower + doubt, quicker + doubt
 
 
 def too_large(basis: Basis, excluded: Sequence[str] = ()) -> Advice | None:

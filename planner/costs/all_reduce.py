@@ -12,8 +12,9 @@ import numpy as np
 
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import sum_by
-from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.links import Span, cycles_of_levels
 
@@ -50,6 +51,27 @@ def rings_of(machine: MachineCosts, shards: int, pipeline: int, replicas: int) -
         for nbytes in (0, unit)
     )
     return Rings(base, (much - base) / unit)
+
+
+def reduced_alone(report: Report, blocks: int) -> np.ndarray:
+    """Of accumulators off the chip, which are reduced in their weights' updates: int64[3, Block].
+
+    How many, their bytes, and the cycles of that as profiled.
+    """
+    variables, steps = report.file.table(records.Variable), report.sequence
+    uses, ops = report.file.table(records.Use), report.file.table(records.Op)
+    away = variables.equals("role", Role.ACCUMULATOR) & (variables["always_live"] == 0)
+    row = rows_of(uses["variable"], variables["id"][away]) if away.any() else uses["op"] * 0 - 1
+    row[~np.isin(uses["op"], ops["id"][ops.equals("direction", Direction.UPDATE)])] = -1
+    read = np.flatnonzero(row >= 0)
+    read = read[np.unique(variables["parameter"][away][row[read]], return_index=True)[1]]
+    block = ops["block"][rows_of(uses["op"][read], ops["id"])]
+    op, where, cycles = map(steps.steps_in_order, ("op", "block", "cycles"))
+    alone = steps.steps_with("direction", Direction.UPDATE) & (op >= 0)
+    alone &= steps.steps_with("purpose", Purpose.ALL_REDUCE)
+    nbytes = variables["bytes"][away][row[read]]
+    rows = (block, np.ones_like(block)), (block, nbytes), (where[alone], cycles[alone])
+    return np.array([sum_by(group, values, blocks) for group, values in rows])
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:

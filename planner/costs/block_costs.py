@@ -76,6 +76,8 @@ class BlockCosts:
     # bytes of each Block's gradients; `rings`, for other numbers of replicas, goes before `reduce`
     gradients: np.ndarray = field(default_factory=none)
     rings: Rings | None = None
+    # `all_reduce.reduced_alone`
+    reduced_alone: np.ndarray = field(default_factory=none)
     # extra cycles of a weight update on several IPUs, which exchange what is made of all gradients
     # (the norm that clips them) and wait for it; None: nothing is
     meeting: int | None = None
@@ -86,23 +88,30 @@ class BlockCosts:
     # cycles of state in the profile beyond the estimate, on a Block of each IPU; empty: unknown
     moves_beyond: np.ndarray = field(default_factory=none)
 
-    # what gradients' accumulators would add; None: the profile has them, or it is no training
+    # what accumulators take, from one micro-batch on or back to one; None: no training
     accumulating: Accumulating | None = None
 
     def of_micro_batches(self, count: int) -> Self:
-        """With so many a weight update; from one on, accumulators are an estimate."""
-        more = self.accumulating if count > 1 else None
-        if more is None:
+        """With so many a weight update; where `accumulates_otherwise`, an estimate."""
+        more, cycles, memory = self.accumulating, self.cycles, self.memory
+        if more is None or not self.accumulates_otherwise(count):
             return replace(self, micro_batches=count)
-        cycles, memory = self.cycles, self.memory
         return replace(
             self,
             micro_batches=count,
-            cycles=replace(cycles, backward=cycles.backward + more.cycles),
+            cycles=replace(
+                cycles,
+                backward=np.maximum(0, cycles.backward + more.backward),
+                update=np.maximum(0, cycles.update + more.update),
+            ),
             memory=replace(memory, always=memory.always + more.nbytes),
             accumulating=None,
             measured=False,
         )
+
+    def accumulates_otherwise(self, count: int) -> bool:
+        """Whether so many micro-batches have accumulators, and the profile's none, or reverse."""
+        return self.accumulating is not None and (count > 1) != (self.micro_batches > 1)
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""

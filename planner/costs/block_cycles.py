@@ -10,6 +10,8 @@ import numpy as np
 
 from ipuscope.planner.costs.profile_columns import sum_by
 from ipuscope.profiler.enums import Direction, Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.report import Report
 
 _STASHING = (Purpose.STASH, Purpose.RESTORE)
@@ -76,7 +78,7 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
 
     Operators of no Block, as those before the first, are the first Block's of their stage. A weight
     from off the chip or the replicas comes once for recomputation and backward: it is the
-    backward's (an estimate for a stage that would no longer recompute: biases then need not come).
+    backward's, if that reads it.
     """
     block, where, cycles = map(report.sequence.steps_in_order, ("block", "stage", "spent"))
     first = np.array([np.argmax(stage == one) for one in range(stage.max(initial=0) + 1)])
@@ -84,9 +86,7 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     block = np.where(alone, first[where.clip(0, len(first) - 1)], block)
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
     own_steps &= ~report.sequence.steps_with("purpose", *_STASHING)
-    brought = report.sequence.steps_with("kind", *_FOR_BOTH)
-    # a collective of shards is part of its operator
-    brought = brought & ~report.sequence.steps_with("purpose", Purpose.OPERATOR)
+    brought = _brought(report)[1]
 
     def of(chosen: np.ndarray) -> np.ndarray:
         return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))
@@ -94,6 +94,38 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     again = report.sequence.steps_with("direction", Direction.RECOMPUTE)
     backward = report.sequence.steps_with("direction", Direction.BACKWARD) | (again & brought)
     return of(report.sequence.steps_with("direction", Direction.FORWARD)), of(backward)
+
+
+def _brought(report: Report) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of steps that bring a weight, and of those whose stage's backward reads it.
+
+    A collective of shards is part of its operator.
+    """
+    uses, ops = report.file.table(records.Use), report.file.table(records.Op)
+    variables, steps = report.file.table(records.Variable), report.sequence
+    tensor, op, stage = map(steps.steps_in_order, ("tensor", "op", "stage"))
+    stage_of = np.full(int(ops["id"].max(initial=-1)) + 1, -1)
+    stage_of[op[(op >= 0) & (stage >= 0)]] = stage[(op >= 0) & (stage >= 0)]
+    back = np.isin(uses["op"], ops["id"][ops.equals("direction", Direction.BACKWARD)])
+    read = variables["tensor"][rows_of(uses["variable"][back], variables["id"])]
+    stages = int(stage.max(initial=0)) + 2
+    keys = read * stages + stage_of[uses["op"][back]]
+    brought = steps.steps_with("kind", *_FOR_BOTH)
+    brought = brought & ~steps.steps_with("purpose", Purpose.OPERATOR)
+    return brought, brought & np.isin(tensor * stages + stage, keys) & (tensor >= 0)
+
+
+def _brought_again(report: Report, stage: np.ndarray) -> np.ndarray:
+    """Cycles of what a Block's recomputation brings beside what its backward reads: int64[Block].
+
+    Of stages that do not recompute it is what the forward brings so.
+    """
+    steps, (brought, is_read) = report.sequence, _brought(report)
+    block, where, cycles = map(steps.steps_in_order, ("block", "stage", "spent"))
+    again = steps.steps_with("direction", Direction.RECOMPUTE)
+    once = steps.steps_with("direction", Direction.FORWARD) & ~np.isin(where, where[again])
+    chosen = brought & ~is_read & (again | once) & (block >= 0) & (where == stage[block.clip(0)])
+    return sum_by(block[chosen], cycles[chosen], len(stage))
 
 
 def recomputes(report: Report, training: bool, pipelined: bool) -> bool:
@@ -112,7 +144,9 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     """
     written = written_recomputation(report, len(forward))
     if written is not None:
-        return {**{name: written[name] for name in RUN_AGAIN}, "closed": written["closed"] > 0}
+        brought = _brought_again(report, stage)
+        runs = {name: written[name] + brought * (written[name] > 0) for name in RUN_AGAIN}
+        return {**runs, "closed": written["closed"] > 0}
     block, cycles_of = map(report.sequence.steps_in_order, ("block", "spent"))
     ran = report.sequence.steps_with("direction", Direction.RECOMPUTE)
     ran &= ~report.sequence.steps_with("purpose", *_STASHING)

@@ -180,8 +180,8 @@ class BlockMemory:
             **{one.name: getattr(while_running, one.name) for one in fields(PassMemory)},
             **_states(variables, blocks),
             copies=np.array(copied, dtype=np.int64).reshape(-1, tiles),
-            saved=saved.bytes_by(saved.block, blocks),
-            saved_tensors=np.bincount(saved.block, minlength=blocks),
+            saved=saved.bytes_by(saved.block.clip(0), blocks),
+            saved_tensors=np.bincount(saved.block.clip(0), minlength=blocks),
             carried=_carried(report, variables, uses, blocks, tied),
         )
 
@@ -372,10 +372,13 @@ def _saved(
 
 
 def _made_by_own_forward(report: Report, variables: Variables, stage: np.ndarray) -> np.ndarray:
-    """Rows of activations that a forward operator of a Block made, on the Block's own stage."""
+    """Rows of activations that a forward operator of a Block made, on the Block's own stage.
+
+    Operators before the first Block count as its own.
+    """
     table = report.file.table(records.Op)
     forward = table["id"][table["direction"] == Direction.FORWARD]
-    activations = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
+    activations = ~variables.always & (variables.role == Role.ACTIVATION)
     activations &= np.isin(variables.op, forward)
     rows = np.flatnonzero(activations)
-    return rows[stage[variables.block[rows]] == variables.stage[rows]]
+    return rows[stage[variables.block[rows].clip(0)] == variables.stage[rows]]

@@ -31,6 +31,7 @@ from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.vertex_costs import StepVertices, step_vertices
+from ipuscope.profiler.analysis.peak import MACS_PER_CYCLE
 from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
@@ -62,11 +63,14 @@ class Steps:
     busy: np.ndarray  # share of the tiles that work in it
     growth: np.ndarray  # how it grows, of `GROWTHS`
     in_half: np.ndarray  # times as many ``beyond`` in float16
+    at_peak: np.ndarray  # share of ``beyond`` that a product takes at the machine's peak; else 1
+    planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
 GROWTHS = (0.0, 2 / 3, 1.0)
 STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
+SLOWEST, QUICKEST = -1, 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Sizes:
 
 def variables_alike(report: Report) -> pd.DataFrame:
     """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
-    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
+    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes", "tensor")
     variables = report.usage.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
     shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
@@ -161,15 +165,18 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
 
     tiles = report.target.tiles_per_ipu
     busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
-    growth = np.select(
-        [of_weights | accumulates | moves, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
-    )
+    busy = np.where(compute, np.fmin(busy, steps["tile_balance"].to_numpy()), busy)
+    busy[moves] = 1.0  # streaming memory and links are no tiles'
+    weights = variables.loc[variables["like_weight"], "tensor"]  # others' activations move, too
+    stays = of_weights | accumulates | (moves & steps["tensor"].isin(weights).to_numpy())
+    growth = np.select([stays, product & exchange & ~moves], [STAYS, AS_PRODUCTS], AS_SAMPLES)
 
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
     float32 = order.partial_sums(vertices) | (accumulates & ~exchange)
     float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
     few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
+    multiplied = np.where(vertices.product & compute, cycles, 0)
     return Steps(
         steps["block"].to_numpy(),
         np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
@@ -179,7 +186,27 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         busy,
         growth,
         in_half,
+        _at_peak(report, steps, multiplied, beyond, vertices.of_half),
+        (product | order.partial_sums(vertices) | vertices.looks_up) & ~moves,
     )
+
+
+def _at_peak(
+    report: Report,
+    steps: pd.DataFrame,
+    multiplied: np.ndarray,
+    beyond: np.ndarray,
+    of_half: np.ndarray,
+) -> np.ndarray:
+    """`Steps.at_peak`; ``multiplied``: cycles of the steps that multiply, 0 of others."""
+    rates = MACS_PER_CYCLE.get(report.target.architecture.lower(), (np.nan, np.nan))
+    of_run = steps[["op", "direction"]].assign(cycles=multiplied).groupby(["op", "direction"])
+    share = multiplied / of_run["cycles"].transform("sum").clip(lower=1)
+    flops = share * report.ops["flops"].reindex(steps["op"], fill_value=0).to_numpy()
+    peak = 2 * report.target.tiles_per_ipu * np.where(of_half, *rates)
+    known = np.where(multiplied > 0, flops / peak / np.maximum(1, beyond), 1.0)
+    shares: np.ndarray = np.fmin(1.0, known)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -245,11 +272,12 @@ def beyond_starting(cycles: np.ndarray, *kinds: np.ndarray) -> np.ndarray:
 
 
 def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
-    """Ids of operators that read and write nothing but what is like a weight."""
+    """Ids of operators that read and write nothing but what is like a weight, and their own."""
     uses = report.file.table(records.Use)
     if not len(uses["op"]):
         return np.zeros(0, dtype=np.int64)
-    is_listed = np.isin(uses["variable"], variables.index)
+    tensors = variables[~variables["role"].isin((Role.TEMPORARY, Role.PROGRAM))]
+    is_listed = np.isin(uses["variable"], tensors.index)
     used = variables.loc[uses["variable"][is_listed]]
     count = np.bincount(uses["op"][is_listed])
     alike = np.bincount(uses["op"][is_listed], used["like_weight"].to_numpy(), minlength=len(count))
@@ -309,7 +337,7 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
     moved = samples * rate
     return replace(
         costs,
-        cycles=_cycles(costs.cycles, sizes.steps, samples, half),
+        cycles=estimated_cycles(costs.cycles, sizes.steps, samples, half),
         memory=_memory(costs.memory, sizes.nbytes, samples, half),
         stash=replace(
             costs.stash,
@@ -339,8 +367,24 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
     return times
 
 
-def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> BlockCycles:
-    growth = growth_of_work(steps.growth, steps.busy, samples)
+def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
+    """`growth_of_work`, of products at the peak; ``bound``: of `estimated_cycles`.
+
+    At a bound what is planned anew grows as the samples do or, but for that, not at all.
+    """
+    growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * steps.at_peak
+    if not bound:
+        return growth
+    most = (bound == SLOWEST) == (samples > 1)
+    chosen = steps.planned & (most | (steps.at_peak == 1))
+    return np.where(chosen, samples if most else 1.0, growth)
+
+
+def estimated_cycles(
+    cycles: BlockCycles, steps: Steps, samples: float, half: bool, bound: int = 0
+) -> BlockCycles:
+    """Cycles of `estimated`; ``bound``: `SLOWEST` or `QUICKEST` that they may be."""
+    growth = _growth(steps, samples, bound)
     before = steps.fixed + steps.beyond
     after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
     blocks = len(cycles.forward)

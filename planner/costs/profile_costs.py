@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.planner.costs.accumulating import Accumulating
-from ipuscope.planner.costs.all_reduce import gradient_bytes, rings_of
+from ipuscope.planner.costs.all_reduce import gradient_bytes, reduced_alone, rings_of
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from ipuscope.planner.costs.block_memory import BlockMemory
@@ -91,6 +91,7 @@ class Costs(BlockCosts):
             cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
+            reduced_alone=reduced_alone(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
             accumulating=Accumulating.from_report(report, len(blocks)) if tiles else None,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
@@ -187,14 +188,17 @@ class Costs(BlockCosts):
 
     def on_replicas(self, replicas: int, pipeline: int) -> Costs:
         """The costs with so many replicas of ``pipeline`` IPUs: `rings` goes before `reduce`."""
-        several = self.training and replicas > 1
-        shards = self.machine.shards
+        several, shards = self.training and replicas > 1, self.machine.shards
+        rings = rings_of(self.machine, shards, pipeline, replicas) if several else None
+        cycles = self.cycles
+        if len(self.reduced_alone) and self.reduced_alone[0].any() and self.micro_batches > 1:
+            number, nbytes, as_profiled = self.reduced_alone
+            each = number * rings.base.max() + nbytes * rings.rate.max() if rings else 0
+            update = np.rint(cycles.update - as_profiled + each).astype(np.int64)
+            cycles, rings = replace(cycles, update=update), None
+        samples = self.samples // self.replicas * replicas
         return replace(
-            self,
-            samples=self.samples // self.replicas * replicas,
-            replicas=replicas,
-            reduce=0,
-            rings=rings_of(self.machine, shards, pipeline, replicas) if several else None,
+            self, cycles=cycles, samples=samples, replicas=replicas, reduce=0, rings=rings
         )
 
     def _without_moves(self, report: Report) -> Costs:

@@ -27,6 +27,8 @@ STARTS = {
     "popops::Cast1DSingleWorker": 234,
     "popops::Transpose2D": 588,
     "poplar_rt::Memcpy64BitSupervisor": 22,
+    "popops::MultiSlice": 180,
+    "popops::MultiUpdateAdd": 216,
     "poprand::UniformSupervisor": 170,
     "poprand::DropoutSupervisor": 150,
     "poplin::ConvPartial1x1Out": 337,  # with one block of weights; each more takes 221
@@ -70,6 +72,7 @@ _SUMS = ("popops::Reduce", "poplin::ReduceAdd")
 _NO_SUMS = ("ReduceMax", "ReduceMin")
 _PRODUCTS = "poplin::Conv"
 _REARRANGES = "popops::Transpose2D"
+_LOOK_UP = ("popops::MultiSlice", "popops::MultiUpdateAdd")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class VertexCost:
     sums: bool = False  # it adds up
     product: bool = False  # its results may be partial sums
     rearranges: bool = False  # puts operands in another order
+    looks_up: bool = False  # of rows by their indices
+    of_half: bool = False
 
 
 @cache
@@ -96,7 +101,9 @@ def of_vertex(name: str) -> VertexCost:
     if types and "float" not in words:  # integers and truths are as long in any model
         in_half = STAYS
     sums = kind in _SUMS and not any(word in _NO_SUMS for word in words)
-    return VertexCost(start, in_half, sums, kind.startswith(_PRODUCTS), kind == _REARRANGES)
+    product, rearranges = kind.startswith(_PRODUCTS), kind == _REARRANGES
+    of_half = words[0] == "half"
+    return VertexCost(start, in_half, sums, product, rearranges, kind in _LOOK_UP, of_half)
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ class StepVertices:
     sums: np.ndarray
     product: np.ndarray
     rearranges: np.ndarray
+    looks_up: np.ndarray
+    of_half: np.ndarray
 
 
 def step_vertices(report: Report, steps: np.ndarray) -> StepVertices:

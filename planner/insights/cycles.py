@@ -247,7 +247,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     name = "gradientAccumulation" if costs.training else "deviceIterations"
     spoken = "gradient accumulation" if costs.training else "device iterations"
     instead = f"{spoken} of {many} instead of {costs.micro_batches}"
-    samples, is_estimate = costs.samples * costs.micro_batches, costs.accumulating is not None
+    samples, is_estimate = costs.samples * costs.micro_batches, costs.accumulates_otherwise(many)
     if costs.training:
         instead += f" ({other_samples(samples, samples * _MORE_MICRO_BATCHES)})"
     parts: list[tuple[str, int, str, str, int, tuple[PipelinePhase, ...]]] = []

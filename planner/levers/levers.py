@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipuscope.planner.costs.block_memory import BlockMemory
-from ipuscope.planner.costs.estimates import Sizes, estimated, variables_alike
+from ipuscope.planner.costs.estimates import (
+    QUICKEST,
+    SLOWEST,
+    Sizes,
+    estimated,
+    estimated_cycles,
+    variables_alike,
+)
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
@@ -184,10 +191,26 @@ class Basis:
         large = states["bytes"][large_enough(states["shape"])]
         return float(large.sum() / max(1, states["bytes"].sum()))
 
-    def costs_with(self, levers: Levers) -> Costs:
-        """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
+    def bounds(self, levers: Levers) -> tuple[float, ...]:
+        """Samples a second at the least and most, by what the planner may make of other samples."""
+        rates = []
+        for bound in (SLOWEST, QUICKEST):
+            costs = self.costs_with(levers, bound)
+            total = assignment_cycles(costs, self.assignment_with(levers))
+            rates.append(costs.samples * costs.micro_batches * costs.machine.clock_hz / total)
+        return tuple(rates)
+
+    def costs_with(self, levers: Levers, bound: int = 0) -> Costs:
+        """The costs with the levers pulled, except the choices of stages (`assignment_with`).
+
+        ``bound``: of `bounds`.
+        """
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self._estimated(bool(levers.half), ratio)
+        if bound:
+            steps, half = self.sizes.steps, bool(levers.half)
+            cycles = estimated_cycles(self.costs.cycles, steps, ratio, half, bound)
+            costs = replace(costs, cycles=cycles)
         if levers.micro_batches:
             costs = costs.of_micro_batches(levers.micro_batches)
         if levers.replicas:

@@ -170,7 +170,11 @@ class PhasedBasis(Basis):
         phases: dict[str, Any] = self.report.meta["phases"]
         return phases
 
-    def costs_with(self, levers: Levers) -> Costs:
+    def bounds(self, levers: Levers) -> tuple[float, ...]:
+        """Not known of phases."""
+        return ()
+
+    def costs_with(self, levers: Levers, bound: int = 0) -> Costs:
         """Samples, micro-batches and streams with the levers pulled; nothing else follows."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self.costs

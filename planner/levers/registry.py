@@ -62,8 +62,7 @@ class Lever:
     ``finding``: title and detail of the insight that advises it, and what it is about;
     ``settings``: the values worth trying alone, without the present one; ``doubt``: the share of
     its gain that the estimate may be off (docs/advice.md#estimates), 0 if the costs are the
-    profile's; ``changes``: of the training, "half" or "samples", as `--allow` names it;
-    ``least_doubt``: the share of the rate that it may be off whatever it gains;
+    profile's; ``least_doubt``: the share of the rate that it may be off whatever it gains;
     ``is_estimate``: whether costs with it are estimates (None: if there is doubt).
     """
 
@@ -75,7 +74,6 @@ class Lever:
     settings: Callable[[Basis, Allowed], list[Any]] = lambda basis, allowed: []  # a search finds it
     doubt: float = 0.0
     least_doubt: float = 0.0
-    changes: str = ""
     is_estimate: Callable[[Basis, Any], bool] | None = None
 
     def estimate(self, basis: Basis, value: Any) -> bool:
@@ -212,7 +210,6 @@ LEVERS: dict[str, Lever] = {
             lambda basis, allowed: [True] if basis.sizes.halves and allowed.half else [],
             doubt=0.2,
             least_doubt=0.12,
-            changes="half",
         ),
         Lever(
             "micro_batch",
@@ -221,8 +218,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: f"poptorch.DataLoader(options, dataset, batch_size={value})",
             _about_size,
             _sizes,
-            doubt=0.4,
-            changes="samples",
+            doubt=0.4,  # of phases, whose bounds are not known
         ),
         Lever(
             "micro_batches",
@@ -232,8 +228,7 @@ LEVERS: dict[str, Lever] = {
             _about_accumulation,
             lambda basis, allowed: counts(basis, allowed.samples) if allowed.samples else [],
             doubt=0.15,
-            changes="samples",
-            is_estimate=lambda basis, value: value > 1 and basis.costs.accumulating is not None,
+            is_estimate=lambda basis, value: basis.costs.accumulates_otherwise(value),
         ),
         Lever(
             "replicas",
@@ -273,6 +268,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: location_line(value),
             _about_state,
             _other_states,
+            doubt=1.0,  # it may gain nothing on small tensors
             is_estimate=lambda basis, value: value == STATES[2],
         ),
         Lever(

@@ -105,7 +105,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
         for problem in (*prediction.problems, *prediction.notes)
     ]
     if costs.accumulating is not profiled_costs.accumulating:
-        lines.append(say("What accumulators take is an estimate: as profiled there are none."))
+        lines.append(say("What accumulators take is an estimate: one micro-batch has none."))
     lines += [say(words) for words in confidence.of_two(report, "splits")]
     lines += common.mark(report) if report.imported else ()
     return Page(

@@ -81,6 +81,9 @@ def test_the_fewest_changes_are_one_command_that_fits(
     assert not said
     alone = way_to_fit(refused[0], 1)
     assert "ipu-run --num-ipus 1 --with half,state=off-chip " in alone
+    assert "Fewer may do: optimiser state off chip, another split. Whether it fits" in alone
+    came = way_to_fit(refused[0], 1, compiled=lambda levers: not levers.half)
+    assert came.startswith("It fits, compiled with the fewest changes: optimiser state off chip,")
 
 
 @pytest.mark.parametrize(
