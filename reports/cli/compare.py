@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
                 broken.extend(_broken(sums, args.fail_if, reasons))
                 broken.extend(_does_not_fit(report, other))
             marks = [*common.mark(report, "A. "), *common.mark(other, "B. ")]
+            caveats = [say(words) for words in analysis.caveats(report, other)]
+            each = analysis.basis(report, other)
         shown = sums.assign(
             a=[_amount(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
             b=[_amount(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
@@ -105,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
             ),
         )
         people = args.form == "text"
-        each = analysis.basis(report, other)
         differ = ops[ops["difference"] != 0] if people else ops
         operators = Table(
             "operators",
@@ -147,8 +148,7 @@ def run(args: argparse.Namespace) -> int:
         as_long = len(waits) > 0 and not waits["difference"].any()
         notes = [say("On the critical path nothing differs.")] if as_long else []
         notes += [say(same)] if alike else []
-        notes += [say(words) for words in analysis.caveats(report, other)]
-        return Page(str(report.path), (*tables, *notes, *marks))
+        return Page(str(report.path), (*tables, *notes, *caveats, *marks))
 
     code = common.each_profile(args, page)
     for words in broken:
