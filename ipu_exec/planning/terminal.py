@@ -25,16 +25,22 @@ from ipuscope.waiting import waiting
 
 SHOWN = 10  # rows
 _LINE = 100  # columns of a sentence, wherever it goes
-_HEADS = {
-    "micro-batch": "micro-\nbatch",
-    "accumulation": "accumu-\nlation",
-    "recomputation": "recom-\npute",
-    "memory proportion": "prop.",
-    "samples/s": "samples\n/s",
-    "extent": "extent,\nKiB",
-}
-_OF_WORDS = ("", "split", "recom-\npute", "state", "prop.")
-_OFTEN_ALIKE = ("recomputation", "state", "memory proportion")
+_COLUMNS = (
+    *(
+        "phases",
+        "t",
+        "p",
+        "r",
+        "split",
+        "micro-\nbatch",
+        "accumu-\nlation",
+        "recom-\npute",
+        "state",
+    ),
+    *("prop.", "samples\n/s", "extent,\nKiB"),
+)
+_OFTEN_ALIKE = {"recom-\npute": "recomputation", "state": "state", "prop.": "memory proportion"}
+_OF_WORDS = ("", "split", *_OFTEN_ALIKE)
 
 
 @contextmanager
@@ -107,38 +113,28 @@ def _table(*heads: str) -> Table:
 
 
 def _mappings(candidates: tuple[Candidate, ...]) -> Table:
-    rows = [_cells(one) for one in candidates]
-    in_phases = any(one.mapping.in_phases for one in candidates)
-    own = [head for head in rows[0] if head != "phases" or in_phases] if rows else []
-    same = [one for one in _OFTEN_ALIKE if len({row[one] for row in rows}) == 1 < len(rows)]
-    heads = [head for head in own if head not in same]
-    shown = _table("", *(_HEADS.get(head, head) for head in heads))
+    rows = [dict(zip(_COLUMNS, _cells(one), strict=True)) for one in candidates]
+    same = [head for head in _OFTEN_ALIKE if len({row[head] for row in rows}) == 1 < len(rows)]
+    unused = [] if any(one.mapping.in_phases for one in candidates) else ["phases"]
+    heads = [head for head in _COLUMNS if head not in (*same, *unused)]
+    shown = _table("", *heads)
     for number, (candidate, row) in enumerate(zip(candidates, rows, strict=True), 1):
         style = "" if candidate.runs else "dim strike"
         shown.add_row(str(number), *(row[head] for head in heads), style=style)
     if same:
-        shown.caption = "all: " + ", ".join(f"{head} {rows[0][head]}" for head in same)
+        shown.caption = (
+            f"all: {', '.join(f'{_OFTEN_ALIKE[head]} {rows[0][head]}' for head in same)}"
+        )
         shown.caption_justify = "left"
     return shown
 
 
-def _cells(candidate: Candidate) -> dict[str, str]:
+def _cells(candidate: Candidate) -> Iterator[str]:
     one = candidate.mapping
-    cells = {
-        "phases": one.phases,
-        "t": one.shards,
-        "p": one.pipeline,
-        "r": one.replicas,
-        "split": folded(one.split),
-        "micro-batch": one.micro_batch,
-        "accumulation": one.accumulation,
-        "recomputation": one.recomputation,
-        "state": one.state,
-        "memory proportion": one.memory_proportion,
-        "samples/s": per_second(candidate.rate),
-        "extent": _extent(candidate),
-    }
-    return {head: str(cell) for head, cell in cells.items()}
+    split = one.phases, one.shards, one.pipeline, one.replicas, folded(one.split)
+    memory = one.recomputation, one.state, one.memory_proportion
+    came = per_second(candidate.rate), _extent(candidate)
+    return map(str, (*split, one.micro_batch, one.accumulation, *memory, *came))
 
 
 def _extent(candidate: Candidate) -> str:

@@ -493,7 +493,7 @@ def _check_header(path: Path) -> bool:
         raise ProfileError(
             path,
             f"the profile has format {version}, and this IPUscope reads up to {schema.VERSION}",
-            "Update IPUscope (pip install -U ipuscope)",
+            "Update IPUscope: git pull in its clone, and install that again",
         )
     if version < schema.OLDEST:
         raise ProfileError(

@@ -31,13 +31,14 @@ from ipuscope.profiler.pva import import_blocks
 _IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
 _NAMES: dict[type[Any], tuple[str, ...]] = {
     records.Op: ("name", "module", "popart_name"),
-    records.HostEvent: ("label",),
+    records.HostEvent: ("channel", "label"),
     **dict.fromkeys(
         (records.Block, records.ComputeSet, records.Program, records.Step, records.Variable),
         ("name",),
     ),
     records.Run: ("name",),
 }
+_PLAIN = re.compile(r'"?(true|false|[\d.]*)"?', re.IGNORECASE)  # an option's value
 _REMOTE = re.compile(r"remote|/(load|store)/")  # PopART's operators, and our names
 _OPTIONS = ("options", "engineOptions", "targetOptions")
 MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor's
@@ -149,6 +150,8 @@ class _Import:
             if self._names is not None:
                 if isinstance(row, records.Op):
                     row.file = ""
+                if isinstance(row, records.Option) and not _PLAIN.fullmatch(row.value):
+                    row.value = '"a text"'  # such as a path
                 for column in _NAMES.get(type(row), ()):
                     names, own = self._names, getattr(row, column)
                     setattr(row, column, names.setdefault(own, f"name {len(names)}"))

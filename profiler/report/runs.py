@@ -196,23 +196,15 @@ class Trace:
         spent = np.zeros((self.file.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
             return spent
-        body, steps = self.file.table(records.Body), self.sequence.columns
         number = {kind: at for at, kind in enumerate(records.KINDS)}
-        code, kinds = self.sequence.coded_kinds
-        of_step = np.array([*(number.get(kind, -1) for kind in kinds), -1])[code]
-        of_body = np.array(
-            [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
-        )
+        number[records.STREAMING] = number["host I/O"]
+        places = np.array([number.get(kind, -1) for kind in self._named.kinds])
+        of_entry = places[self._named.kind_of_entry]
         every, times_of_every = trace.distinct(tasks)
         for some in np.array_split(np.arange(len(every)), -(-len(every) // _TASKS_AT_ONCE)):
             distinct, times = every.where(some), times_of_every[some]
             slices = self.slices(distinct)
-            task, step = slices.task, slices.step
-            whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
-            own = of_body[distinct.body[task]]
-            row = self.rows_or_damaged(step, steps["id"], "a body has the step")
-            theirs = of_step[row] if len(of_step) else own
-            kind = np.where(whole | (step < 0), own, theirs)
+            kind, task = of_entry[slices.entry], slices.task
             cycles = (slices.end - slices.start) * times[task]
             own = kind >= 0
             np.add.at(spent, (distinct.ipu[task][own], kind[own]), cycles[own])

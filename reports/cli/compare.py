@@ -78,34 +78,28 @@ def run(args: argparse.Namespace) -> int:
                 _calibrate(report, other, args.calibrate)
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
             waits = analysis.compare_waits(report, other)
-            classes = (
-                analysis.compare_classes(report, other)
-                if report.imported != other.imported
-                else None
-            )
+            each, classes = analysis.basis(report, other), []
+            if report.imported != other.imported:
+                classes = [_measured(analysis.compare_classes(report, other))]
             if args.fail_if:
                 reasons = analysis.not_comparable(report, other)
                 broken.extend(_broken(sums, args.fail_if, reasons))
                 broken.extend(_does_not_fit(report, other))
             marks = [*common.mark(report, "A. "), *common.mark(other, "B. ")]
+            caveats = [say(words) for words in analysis.caveats(report, other)]
+        people, rows = args.form == "text", sums.to_dict("records")
         shown = sums.assign(
-            a=[_amount(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
-            b=[_amount(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
-            change=[_change(one) for one in sums.to_dict("records")],
+            **{side: [_amount(row[side], row["unit"]) for row in rows] for side in "ab"},
+            change=[_change(row) for row in rows],
         )
-        measures = Table(
-            "compare",
-            shown if args.form == "text" else sums,
-            (
-                Column("what", "", text),
-                Column("unit", "unit", text),
-                Column("a", "A", str),
-                Column("b", "B", str),
-                Column("change", "change", str),
-            ),
+        columns = (
+            Column("what", "", text),
+            Column("unit", "unit", text),
+            Column("a", "A", str),
+            Column("b", "B", str),
+            Column("change", "change", str),
         )
-        people = args.form == "text"
-        each = analysis.basis(report, other)
+        measures = Table("compare", shown if people else sums, columns)
         differ = ops[ops["difference"] != 0] if people else ops
         operators = Table(
             "operators",
@@ -134,12 +128,8 @@ def run(args: argparse.Namespace) -> int:
             f"what {each} waits for on the critical path: the differences add up",
             most=common.top(args),
         )
-        tables = [
-            measures,
-            *(one for one in (came_from, operators) if len(one.frame) or not people),
-        ]
-        if classes is not None:
-            tables.insert(0, _measured(classes))
+        rest = [one for one in (came_from, operators) if len(one.frame) or not people]
+        tables = [*classes, measures, *rest]
         if args.form == "csv":
             tables = [operators, measures, came_from]
         alike = len(ops) - len(differ)
@@ -147,8 +137,7 @@ def run(args: argparse.Namespace) -> int:
         as_long = len(waits) > 0 and not waits["difference"].any()
         notes = [say("On the critical path nothing differs.")] if as_long else []
         notes += [say(same)] if alike else []
-        notes += [say(words) for words in analysis.caveats(report, other)]
-        return Page(str(report.path), (*tables, *notes, *marks))
+        return Page(str(report.path), (*tables, *notes, *caveats, *marks))
 
     code = common.each_profile(args, page)
     for words in broken:

@@ -131,7 +131,8 @@ def test_older_and_newer_attributes_are_both_read(tmp_path: Path) -> None:
         first = SimpleNamespace(cyclesFrom=SimpleNamespace(min=begin, max=begin))
         return SimpleNamespace(cycles=cycles, activeCycles=first)
 
-    vendor = by_hand(engineOptions={"debug.instrument": "true"}, tiles=[])
+    asked = {"debug.instrument": "true", "autoReport.directory": "/home/me/secret"}
+    vendor = by_hand(engineOptions=asked, tiles=[])
     compilation = vendor.openReport().compilation
     (add, sync) = (one.program for one in compilation.livenessProgramSteps)
     add.computeset = add.__dict__.pop("computeSet")
@@ -169,6 +170,10 @@ def test_older_and_newer_attributes_are_both_read(tmp_path: Path) -> None:
             (0, "call/sub"): 4,
             (0, "External"): 2,
         }
+    import_profile(vendor, "theirs.pop", tmp_path / "sent.pop", anonymise=True)
+    with open_report(tmp_path / "sent.pop") as sent:
+        named = {name.rpartition(".")[2]: value for name, value in sent.options.items()}
+        assert named == {"instrument": "true", "directory": "a text"}
     assert met.missing["an executed program among livenessProgramSteps"] == 2
     assert met.types["Call"] == 1
 

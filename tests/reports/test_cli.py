@@ -617,7 +617,7 @@ def test_a_profile_of_a_newer_format_says_what_to_do(
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 99")
     line = complain(capsys, 3, "summary", path)
-    assert "has format 99" in line and "pip install -U ipuscope" in line
+    assert "has format 99" in line and "git pull" in line
 
 
 def test_a_broken_profile_is_one_line_and_three(

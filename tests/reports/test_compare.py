@@ -136,11 +136,12 @@ def test_what_is_out_of_memory_has_no_rate_anywhere(
     over.parent.mkdir()
     over.write_bytes((profiles / "ran.pop").read_bytes())
     changed(over, "UPDATE meta SET value = '\"out of memory\"' WHERE key = 'state'")
+    changed(over, "UPDATE target SET bytes_per_tile = 220000")
     _, rows, _ = compared(capsys, profiles / "ran.pop", over)
     assert rows["samples a second"]["a"] > 0 and rows["samples a second"]["b"] is None
     assert main(["compare", str(profiles / "ran.pop"), str(over)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Samples a second, MFU and HFU cannot be compared: B is out of memory." in said
+    assert "Samples a second, MFU and HFU cannot be compared: B is out of memory: tile" in said
     assert main(["runs", "--json", str(over)]) == 0
     assert json.loads(capsys.readouterr().out)[0]["runs"][0]["samples_per_second"] is None
     assert main(["summary", str(over)]) == 0

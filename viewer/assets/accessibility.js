@@ -46,7 +46,10 @@
     });
   }
 
+  const title = document.title;
   function repair() {
+    const here = document.querySelector('nav.side a.nav.here')?.textContent;
+    if (here) { document.title = here + ' · ' + title; }  // tabs are told apart
     document.querySelectorAll('.control').forEach(control);
     document.querySelectorAll('nav.side a.nav').forEach((link) => {
       set(link, { 'aria-current': link.classList.contains('here') ? 'page' : null });
