@@ -135,13 +135,16 @@ class Machine:
     stable_norm: bool = False  # norms take the mean off before they square
     # kinds of operators ("convolution", "matmul") whose vertices load weights 128 bits at a time
     wide_loads: tuple[str, ...] = ()
+    half_partials: tuple[str, ...] = ()  # those with fp16 partials where ``partials`` says nothing
     wide_load: bool = False  # of the operator in hand: `loading`
     ipu_model: bool = False  # products take what the vendor's IPUModel estimates, not their code
     fully_connected: str = TRAINING  # or INFERENCE: products are passes of layers; "": they are not
 
     def loading(self, kind: str) -> Machine:
-        """The machine for an operator of this kind, with weights loaded as its options say."""
-        return replace(self, wide_load=True) if kind in self.wide_loads else self
+        """The machine for an operator of this kind, with loads and partials as its options say."""
+        wide, half = kind in self.wide_loads, kind in self.half_partials and not self.partials
+        partials = "float16" if half else self.partials
+        return replace(self, wide_load=wide, partials=partials) if wide or half else self
 
     @property
     def product_tiles(self) -> int:

@@ -18,15 +18,9 @@ from ipu_exec.options import Options
 logger = logging.getLogger("ipu_exec")
 
 
-def _listed(names: str) -> list[str]:
-    return names.split()
-
-
 # of PopART's SessionOptions, those that PopTorch has, by the kind of value that they take
-_BATCHES = "batchSerializationSettings."
 _SCALING = "automaticLossScalingSettings."
-_FLAGS = _listed(
-    """
+_FLAGS = """
     enableExplicitIR enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState
     strictOpVersions opxAliasChecking opxModifyChecking dotOpNames exportPoplarComputationGraph
     exportPoplarVertexGraph separateCallOpPdfs enableOutlining enableOutliningCopyCostPruning
@@ -41,18 +35,12 @@ _FLAGS = _listed(
     enableSupportedDataTypeCasting groupNormStridedChannelGrouping
     scheduleNonWeightUpdateGradientConsumersEarly
     replicatedCollectivesSettings.prepareScheduleForMergingCollectives
-    replicatedCollectivesSettings.mergeAllReduceCollectives
-    """
-)
-_FLAGS += [
-    _SCALING + "enabled",
-    *(
-        f"{_BATCHES}concatOn{what}Change"
-        for what in ("VirtualGraph", "ExecutionPhase", "PipelineStage")
-    ),
-]
-_NUMBERS = _listed(
-    """
+    replicatedCollectivesSettings.mergeAllReduceCollectives automaticLossScalingSettings.enabled
+    batchSerializationSettings.concatOnVirtualGraphChange
+    batchSerializationSettings.concatOnExecutionPhaseChange
+    batchSerializationSettings.concatOnPipelineStageChange
+"""
+_NUMBERS = """
     autodiffSettings.stitchStrategy autoRecomputation mergeVarUpdate virtualGraphMode
     syntheticDataMode subgraphCopyingStrategy accumulationAndReplicationReductionType
     meanAccumulationAndReplicationReductionStrategy executionPhaseSettings.phases
@@ -61,31 +49,31 @@ _NUMBERS = _listed(
     globalReplicaOffset defaultBufferingDepth defaultPrefetchBufferingDepth
     compilationProgressTotal transitiveClosureOptimizationThreshold
     accumulateOuterFragmentSettings.schedule
-    """
-)
-_NUMBERS += [_SCALING + "gradientTensorTrackingMethod", _SCALING + "updatePeriod"]
-_NUMBERS += [_BATCHES + name for name in ("transformContext", "method", "batchSchedule", "factor")]
-_FRACTIONS = ["outlineSequenceBreakCost", "outlineThreshold", "timeLimitScheduler"]
-_FRACTIONS += [_SCALING + "thresholdUpperCountProportion", _SCALING + "binEdgeLocation"]
-_TEXTS = _listed(
-    """
+    automaticLossScalingSettings.gradientTensorTrackingMethod
+    automaticLossScalingSettings.updatePeriod batchSerializationSettings.transformContext
+    batchSerializationSettings.method batchSerializationSettings.batchSchedule
+    batchSerializationSettings.factor
+"""
+_FRACTIONS = """
+    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
+    automaticLossScalingSettings.thresholdUpperCountProportion
+    automaticLossScalingSettings.binEdgeLocation
+"""
+_TEXTS = """
     logDir cachePath partialsTypeMatMuls customCodeletCompileFlags saveInitializersToFile
     serializedPoprithmsShiftGraphsDir kahnTieBreaker
-    """
-)
-_LISTS = _listed(
-    """
+"""
+_LISTS = """
     dotChecks hardwareInstrumentations customCodelets updatableNamedBuffers
     accumulateOuterFragmentSettings.excludedVirtualGraphs
-    """
-)
+"""
 _TABLES = "engineOptions reportOptions convolutionOptions matmulOptions lstmOptions gclOptions"
 _KINDS = {
-    "bool": _FLAGS,
-    "uint64": [*_NUMBERS, *_FLAGS],
-    "floating point": [*_FRACTIONS, *_NUMBERS],
-    "string": _TEXTS,
-    "set / vector": _LISTS,
+    "bool": _FLAGS.split(),
+    "uint64": f"{_NUMBERS} {_FLAGS}".split(),
+    "floating point": f"{_FRACTIONS} {_NUMBERS}".split(),
+    "string": _TEXTS.split(),
+    "set / vector": _LISTS.split(),
     "map": _TABLES.split(),
 }
 _OWN = ("patterns", "patterns_level", "patternsLevel")  # set by `Options._Popart.setPatterns`

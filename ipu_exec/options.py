@@ -131,7 +131,7 @@ class Options(Group):
         self.TensorLocations = TensorLocationOptions()
         self.Distributed = DistributedOptions()
         self.Jit = JitOptions()
-        self._Popart = PopartOptions()
+        self._Popart = PopartOptions(self.Precision)
         if os.environ.get("POPTORCH_CACHE_DIR"):
             self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
         if os.environ.get(TARGET_VARIABLE):

@@ -339,10 +339,12 @@ GROUPS = (
                 ACCEPTED,
                 (
                     "recorded; obeyed are engineOptions' autoReport.*, autoRecomputation, two"
-                    " patterns (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams and"
-                    " enableExplicitIR; the engine option opt.internalExchangeOptimisationTarget"
-                    " warns; groupNormStridedChannelGrouping warns: groups are of neighbouring"
-                    " channels, as PyTorch has them, and cost what those cost"
+                    " patterns (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams,"
+                    " enableExplicitIR, enableStochasticRounding, enableFloatingPointChecks and"
+                    " types of partials (partialsTypeMatMuls, convolutionOptions, matmulOptions);"
+                    " the engine option opt.internalExchangeOptimisationTarget warns;"
+                    " groupNormStridedChannelGrouping warns: groups are of neighbouring channels,"
+                    " as PyTorch has them, and cost what those cost"
                 ),
             ),
             "Jit": (ACCEPTED, "models are captured by running them"),

@@ -322,6 +322,8 @@ class _Run:
         if self.optimizer is None:
             return
         recorder, graph = self.recorder, self.recorder.graph
+        if self.step.accumulate:
+            self._leave_out_unused()
         with torch.enable_grad(), recorder:
             recorder.direction = Direction.UPDATE
             begin = len(graph.ops)
@@ -334,12 +336,36 @@ class _Run:
         if not self.twins:
             return
         names = {id(parameter): name for name, parameter in self.trained.items()}
-        order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        every = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+        order = [names[weight] for weight in every if weight in names]
         emptied = range(stepped, len(graph.ops))
         self.updates = [
             updates_of_weights(graph, range(begin, stepped), order, self.twins),
             updates_of_weights(graph, emptied, list(self.trained), self.twins),
         ]
+
+    def _leave_out_unused(self) -> None:
+        """Take weights that the loss does not depend on out of the update, as torch leaves them.
+
+        One whose update stands for that of others stays if one of these is used.
+        """
+        recorder, layers = self.recorder, self.repeats.twins()
+        graph, unused = recorder.graph, set()
+        written = {graph.storage_of(value).id for op in graph.ops for value in op.writes}
+        accumulators = {
+            name: recorder.storage(recorder.value(weight.grad)).id
+            for name, weight in self.trained.items()
+            if weight.grad is not None
+        }
+        for name in self.trained:
+            path = enclosing(name, layers)
+            like = layers[path] + name.removeprefix(path) if path else name
+            if like in accumulators and accumulators[like] not in written:
+                unused.add(name)
+        standing = {like for name, like in self.twins.items() if name not in unused}
+        for name in unused - standing:
+            self.trained.pop(name).grad = None
+            self.twins.pop(name, None)
 
     def _finished(self) -> Graph:
         """The graph with all that the run determines."""

@@ -164,6 +164,7 @@ class CompileOptions:
     partials: str = ""  # "float32", "float16"; "" is float32
     dithering: bool = False  # of convolutions
     wide_loads: tuple[str, ...] = ()  # "convolution", "matmul": weights loaded 128 bits at a time
+    half_partials: tuple[str, ...] = ()  # the same: where ``partials`` is ""
     fully_connected: str = "training"  # or "inference": products are layers'; "": they are not
     stable_norm: bool = False
     ipu_model: bool = False  # vertices of products take what the vendor's IPUModel estimates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -223,8 +223,14 @@ class JitOptions(Group):
 class PopartOptions(Group):
     """``opts._Popart``: PopTorch's backend settings; docs/compatibility.md lists effective ones."""
 
-    def __init__(self) -> None:
+    _OF_PRECISION: ClassVar = {
+        "enableStochasticRounding": "stochastic_rounding",
+        "enableFloatingPointChecks": "floating_point_exceptions",
+    }
+
+    def __init__(self, precision: PrecisionOptions) -> None:
         super().__init__(engineOptions={})
+        self._precision = precision  # has what PopTorch's Precision sets here
 
     def set(self, key: str, value: Any) -> Self:
         """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
@@ -234,6 +240,8 @@ class PopartOptions(Group):
             )
         if key in BUFFERING_DEPTHS:
             return self._count(f"_Popart.set({key!r}, ...)", **{key: value})
+        if key in self._OF_PRECISION:
+            self._precision._flag(f"_Popart.set({key!r}, ...)", **{self._OF_PRECISION[key]: value})
         return self._set(**{key: value})
 
     @property

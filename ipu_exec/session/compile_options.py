@@ -70,7 +70,8 @@ def compile_options(
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
         ipu_model=bool(options.use_model),
-        wide_loads=_wide_loads(popart.settings),
+        wide_loads=_kinds(popart.settings, "use128BitConvUnitLoad", "true"),
+        half_partials=_kinds(popart.settings, "partialsType", "half"),
         fully_connected=_fully_connected(popart.settings, training),
         norm_group=int(options.Training.batch_norm_replicas) if training else 1,
         estimate_unknown=bool(options.estimate_unknown_operators),
@@ -81,15 +82,14 @@ def compile_options(
     )
 
 
-def _wide_loads(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Kinds of operators whose table of poplibs' options asks for 128-bit loads of weights."""
-    tables = {"convolution": "convolutionOptions", "matmul": "matmulOptions"}
-    asked = {kind: settings.get(table) or {} for kind, table in tables.items()}
-    return tuple(
-        kind
-        for kind, table in asked.items()
-        if str(table.get("use128BitConvUnitLoad", "")).lower() == "true"
-    )
+def _kinds(settings: Mapping[str, Any], option: str, value: str) -> tuple[str, ...]:
+    """Kinds of operators whose table of poplibs' options has an option set to this value."""
+    by_name = {"partialsType": settings.get("partialsTypeMatMuls", "")}  # PopART's, of products
+    tables = {
+        "convolution": settings.get("convolutionOptions") or {},
+        "matmul": by_name | dict(settings.get("matmulOptions") or {}),
+    }
+    return tuple(kind for kind, has in tables.items() if str(has.get(option)).lower() == value)
 
 
 def _fully_connected(settings: Mapping[str, Any], training: bool) -> str:

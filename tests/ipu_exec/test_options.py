@@ -12,6 +12,8 @@ import torch
 
 import ipu_exec as poptorch
 from ipu_exec import Error, Options
+from ipu_exec.compiler.placement.machines import machines_of
+from ipu_exec.session.compile_options import compile_options
 
 ENGINE = "POPLAR_ENGINE_OPTIONS"
 
@@ -445,6 +447,35 @@ def test_settings_that_popart_does_not_have_are_refused(name: str, value: Any, s
         poptorch.poptorch_core._validateOptions(options.toDict())
     with pytest.raises(poptorch.Error, match=says):
         poptorch.inferenceModel(torch.nn.Linear(1, 1), options).compile(torch.ones(1, 1))
+
+
+def test_popart_sets_what_precision_sets() -> None:
+    options = poptorch.Options()
+    options._Popart.set("enableStochasticRounding", True)
+    copied = options.clone()
+    copied._Popart.set("enableStochasticRounding", False)
+    assert (options.Precision.stochastic_rounding, copied.Precision.stochastic_rounding) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "halved"),
+    [
+        ({}, []),
+        ({"partialsTypeMatMuls": "half"}, ["matmul"]),
+        ({"convolutionOptions": {"partialsType": "half"}}, ["convolution"]),
+        ({"matmulOptions": {"partialsType": "half"}, "partialsTypeMatMuls": "float"}, ["matmul"]),
+    ],
+)
+def test_popart_sets_partials_by_the_kind_of_operator(settings: Any, halved: list[str]) -> None:
+    options = poptorch.Options()
+    for name, value in settings.items():
+        options._Popart.set(name, value)
+    (machine,) = machines_of(compile_options(options, False, 2, {}), 1)
+    kinds = ("convolution", "matmul")
+    assert [kind for kind in kinds if machine.loading(kind).partials == "float16"] == halved
+    options.Precision.setPartialsType(torch.float)
+    (machine,) = machines_of(compile_options(options, False, 2, {}), 1)
+    assert {machine.loading(kind).partials for kind in kinds} == {"float32"}
 
 
 def test_the_log_says_options_in_poptorchs_words(caplog: pytest.LogCaptureFixture) -> None:

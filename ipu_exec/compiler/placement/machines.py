@@ -20,6 +20,7 @@ def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
             dithering=options.dithering,
             stable_norm=options.stable_norm,
             wide_loads=options.wide_loads,
+            half_partials=options.half_partials,
             fully_connected=options.fully_connected,
             shards=options.shards,
             ipu_model=options.ipu_model,

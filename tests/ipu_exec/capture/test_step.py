@@ -56,6 +56,24 @@ def test_weights_states_and_accumulators_are_told_apart_and_belong_together():
     assert {storage.name for storage in by_role["input"]} == {"input.0", "input.1"}
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("layers", [1, 6])
+def test_a_weight_that_the_loss_does_not_need_is_not_updated(accumulate: bool, layers: int):
+    encoder = [model_of(lambda self, x: self.fc(x), fc=nn.Linear(3, 3), rest=nn.Linear(3, 5))]
+    encoder += [copy.deepcopy(encoder[0]) for _ in range(layers - 1)]
+    model = model_of(
+        lambda self, x: self.encoder(x).sum(),
+        encoder=nn.Sequential(*encoder),
+        pooler=nn.Linear(3, 4),
+    )
+    graph = training_graph(model, torch.ones(2, 3), accumulate=accumulate)
+    used = {graph.storage_of(v).name for op in graph.ops for v in (*op.inputs, *op.writes)}
+    assert {name for name, _ in model.named_parameters() if name in used} == {
+        f"encoder.{layer}.fc.{name}" for layer in range(layers) for name in ("weight", "bias")
+    }
+    assert not any("pooler" in name or "rest" in name for name in used)
+
+
 def test_without_accumulation_gradients_go_straight_to_the_optimiser():
     graph = training_graph(Mnist(), *mnist_batch(4), accumulate=False)
     assert not any(storage.role == "accumulator" for storage in graph.storages.values())
