@@ -149,8 +149,7 @@ class AsynchronousDataAccessor:
             raise Error("this AsynchronousDataAccessor was terminated; make another")
         while True:
             try:
-                item: tuple[int, int, Any] = self._items.get(timeout=_POLL_SECONDS)
-                return item
+                return self._items.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 if not self._worker.is_alive():
                     code = self._worker.exitcode

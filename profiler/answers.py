@@ -82,8 +82,7 @@ def answer_of(report: R, name: str, function: Callable[[R], T]) -> T:
     data = None if store is None else store.get(name)
     if data is not None:
         with suppress(ValueError):
-            cached: T = unpack(kind, data)
-            return cached
+            return unpack(kind, data)
     start = time.thread_time()
     made = function(report)
     if store is not None and time.thread_time() - start >= LEAST_SECONDS:

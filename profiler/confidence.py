@@ -140,8 +140,7 @@ def by_class(report: Report) -> pd.DataFrame:
 
 def class_rows(report: Report) -> list[dict[str, Any]]:
     """The rows of `by_class`."""
-    rows: list[dict[str, Any]] = (_header(report) or {}).get("classes", [])
-    return rows
+    return (_header(report) or {}).get("classes", [])
 
 
 def of_operators(report: Report) -> pd.DataFrame:

@@ -120,8 +120,7 @@ class Recorder:
     def _stack(self) -> list[tuple[int, Channel, str, int]]:
         if not hasattr(self._open, "events"):
             self._open.events = []
-        events: list[tuple[int, Channel, str, int]] = self._open.events
-        return events
+        return self._open.events
 
     def write(self, path: Path) -> None:
         """Write a ``.pvti`` file: a profile that has only host events."""

@@ -220,7 +220,7 @@ def _shell(profiles: Profiles) -> Any:
                     html.Div(id="notes"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
-                    common.hidden_state("query", "query"),
+                    dcc.Input(id=common.param_id("query", "query"), type="hidden", value=""),
                     html.Aside(id="query-drawer"),
                 ],
                 id="main",

@@ -173,16 +173,14 @@ def _taken_token(guard: Guard) -> Response | None:
     answer.set_cookie(
         guard.cookie, guard.token, max_age=_MAX_AGE_SECONDS, httponly=True, samesite="Strict"
     )
-    response: Response = answer
-    return response
+    return answer
 
 
 def _nonce() -> str:
     """The nonce of the current answer."""
     if "nonce" not in g:
         g.nonce = secrets.token_urlsafe(16)
-    nonce: str = g.nonce
-    return nonce
+    return g.nonce
 
 
 # Whose pages may frame a notebook's viewer: this machine's, on any port.

@@ -35,8 +35,7 @@ class Once:
 
 def added(*vectors: np.ndarray) -> np.ndarray:
     """The sum of vectors, entry by entry."""
-    total: np.ndarray = np.sum(vectors, axis=0)
-    return total
+    return np.sum(vectors, axis=0)
 
 
 def total(vector: np.ndarray) -> int:

@@ -102,8 +102,7 @@ def _stand_in_for_lightning() -> None:
 
 
 def _graphcore(module: str) -> Mapping[str, Any]:
-    names: Mapping[str, Any] = importlib.import_module(_OLD_NAMES).graphcore(module)
-    return names
+    return importlib.import_module(_OLD_NAMES).graphcore(module)
 
 
 def _restore(package: str) -> None:

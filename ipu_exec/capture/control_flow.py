@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.unchanged import unchanged
@@ -40,7 +40,7 @@ class Reads(TorchDispatchMode):
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
     """The values that the forward of a micro-batch reads off tensors, by a run that is undone."""
-    args, kwargs = tree_map(_copied, (args, kwargs))
+    args, kwargs = tree_map_only(torch.Tensor, lambda one: one.detach().clone(), (args, kwargs))
     with (
         unchanged(model),
         torch.random.fork_rng(devices=[]),
@@ -50,10 +50,6 @@ def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool
     ):
         model(*args, **kwargs)
     return tuple(reads.values)
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:

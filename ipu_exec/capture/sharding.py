@@ -301,8 +301,7 @@ def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractCont
         return contextlib.nullcontext()
     from torch.distributed.tensor.parallel import loss_parallel
 
-    entered: contextlib.AbstractContextManager[Any] = loss_parallel()
-    return entered
+    return loss_parallel()
 
 
 @contextlib.contextmanager

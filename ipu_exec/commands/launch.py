@@ -51,9 +51,11 @@ class Wanted:
     def check(self) -> None:
         """UsageError if replicas do not divide among instances, or instances among hosts."""
         if self.replicas % self.instances:
+            fewer = range(1, self.instances + 1)
+            near = max(count for count in fewer if self.replicas % count == 0)
             raise UsageError(
                 f"{self.instances} instances do not divide {self.replicas} replicas: each instance"
-                f" has as many. Take {_near(self.replicas, self.instances)} instances, or a"
+                f" has as many. Take {near} instances, or a"
                 f" multiple of {self.instances} replicas"
             )
         if self.instances % self.hosts:
@@ -198,8 +200,3 @@ def _chain(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield (str(error).splitlines() or [type(error).__name__])[0]
         error = error.__cause__
-
-
-def _near(replicas: int, instances: int) -> int:
-    """The largest number up to ``instances`` that divides the replicas."""
-    return max(count for count in range(1, instances + 1) if replicas % count == 0)

@@ -180,8 +180,7 @@ class StepModule(torch.nn.Module):
 
     @property
     def _last_call(self) -> _Call:
-        call: _Call = vars(self)["_call"]
-        return call
+        return vars(self)["_call"]
 
     @property
     def training(self) -> bool:

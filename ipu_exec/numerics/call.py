@@ -132,7 +132,7 @@ def _as_output(leaf: Any) -> Any:
         return leaf
     output = leaf.to(_ON_IPU[leaf.dtype]) if leaf.dtype in _ON_IPU else leaf
     output.backward = refuse_backward  # type: ignore[method-assign]
-    output.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
+    output.__getstate__ = lambda: None  # type: ignore[method-assign]  # saved, it is a plain tensor
     return output
 
 
@@ -153,7 +153,3 @@ def refuse_backward(*args: Any, **kwargs: Any) -> None:
         " trainingModel, the backwards pass is performed automatically when invoking the model. If"
         " you're using an inferenceModel, you should use a trainingModel instead."
     )
-
-
-def _nothing() -> None:
-    return None

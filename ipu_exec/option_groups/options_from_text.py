@@ -56,8 +56,7 @@ def method_of(options: Any, path: str) -> Callable[..., Any]:
         if name.startswith("_") and name != "_Popart":
             raise AttributeError(f"{path} is not an option")
         method = getattr(method, name)
-    callable_option: Callable[..., Any] = method
-    return callable_option
+    return method
 
 
 def _argument(node: ast.expr) -> Any:

@@ -31,7 +31,7 @@ class _Pieces(CodeOfIpu):
     """The pieces of code of some steps: bytes on each tile by key, and vertex types by tile."""
 
     def __init__(self, shared: SharedCode, tiles: int) -> None:
-        super().__init__(shared, tiles, _not_added)
+        super().__init__(shared, tiles, lambda *_, **__: None)
         self.bytes: dict[Any, np.ndarray] = {}
 
     def _step(self, body: Body, step: ProgramStep, step_id: int, key: tuple[int, ...]) -> None:
@@ -48,10 +48,6 @@ class _Pieces(CodeOfIpu):
 
     def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
         self.bytes[id(plan), -1] = constants
-
-
-def _not_added(*_: Any, **__: Any) -> None:
-    return None
 
 
 def code_pieces(

@@ -96,8 +96,7 @@ class Carried:
     def last(self) -> np.ndarray:
         """The last Block that touches each."""
         count = self.touched.shape[1]
-        last: np.ndarray = count - 1 - self.touched[:, ::-1].argmax(axis=1)
-        return last
+        return count - 1 - self.touched[:, ::-1].argmax(axis=1)
 
     @cached_property
     def touches_before(self) -> np.ndarray:
@@ -163,5 +162,4 @@ def _largest_of_tensors(variables: Variables) -> np.ndarray:
     carried_rows = np.flatnonzero(roles & (variables.tensor >= 0))
     order = carried_rows[np.argsort(variables.nbytes[carried_rows], kind="stable")][::-1]
     _, first = np.unique(variables.tensor[order], return_index=True)
-    rows: np.ndarray = order[first]
-    return rows
+    return order[first]

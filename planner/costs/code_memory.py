@@ -57,8 +57,7 @@ class CodeMemory:
         """Whether `growth` may take code of IPUs that run Blocks beyond region 0: bool[IPU]."""
         if self.growth == 1 or self._surely_fit(runs, machine, self.growth).all():
             return np.zeros(len(runs), dtype=bool)
-        may: np.ndarray = self.on(runs).max(axis=1) * self.growth > machine.region0_bytes
-        return may
+        return self.on(runs).max(axis=1) * self.growth > machine.region0_bytes
 
     def may_be_beyond(self, machine: MachineCosts) -> bool:
         """Whether the code of all Blocks together has no room in region 0."""
@@ -89,5 +88,4 @@ class CodeMemory:
         shared = (runs.astype(np.int64) @ self.users.T.astype(np.int64)) > 0
         most = self.besides.max(initial=0) + runs @ self.own.max(axis=1, initial=0)
         most = most + shared @ self.pieces.max(axis=1, initial=0)
-        fits: np.ndarray = most * growth <= machine.region0_bytes
-        return fits
+        return most * growth <= machine.region0_bytes

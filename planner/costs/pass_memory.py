@@ -142,8 +142,7 @@ def _more_with_copies(
     arrived += _gradients_that_travel(touched, block, spots)
     if not arrived:
         return np.zeros_like(without)
-    more: np.ndarray = np.maximum(0, touched.peak(rows, spots, arrived)[0] - without)
-    return more
+    return np.maximum(0, touched.peak(rows, spots, arrived)[0] - without)
 
 
 def _gradients_that_travel(touched: Touched, block: int, spots: np.ndarray) -> list[_Arrived]:

@@ -75,8 +75,7 @@ def _last_valid(values: np.ndarray, group: np.ndarray) -> np.ndarray:
     if not len(values):
         return values
     at = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), 0))
-    last: np.ndarray = np.where(group[at] == group, values[at], _NONE)
-    return last
+    return np.where(group[at] == group, values[at], _NONE)
 
 
 def touches(

@@ -137,8 +137,7 @@ class Steps:
 def sums_between(values: np.ndarray, first: Rows, last: Rows) -> np.ndarray:
     """The sum of the values from each ``first`` to its ``last``, which broadcast."""
     total = np.concatenate([[0], np.cumsum(values)])
-    sums: np.ndarray = total[np.asarray(last) + 1] - total[first]
-    return sums
+    return total[np.asarray(last) + 1] - total[first]
 
 
 def sum_by(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

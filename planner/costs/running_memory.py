@@ -55,8 +55,7 @@ class Own:
     def most(self) -> np.ndarray:
         """The most of any pass on any tile: int64[Block]; no array over tiles is made for it."""
         passes = (self.forward, self.again, self.backward, self.update)
-        largest: np.ndarray = reduce(np.maximum, (one.max(axis=1) for one in passes))
-        return largest
+        return reduce(np.maximum, (one.max(axis=1) for one in passes))
 
     def some(self, kind: type[np.integer]) -> Own:
         """The same in a smaller integer type."""
@@ -256,8 +255,7 @@ class Growing:
         waits = away & ~reads & (before[:, block] > before[:, first])
         reads = reads | _lands(costs, block, self.here, self._last(first))
         more = _most_of_copies(costs, block, reads)
-        most: np.ndarray = backward + more + sums_of(waits, costs.tied_bytes)
-        return most
+        return backward + more + sums_of(waits, costs.tied_bytes)
 
     def edges(self, rows: slice = slice(None)) -> Edges:
         """What waits for other IPUs or has come from them, of some of the stages."""
@@ -275,8 +273,7 @@ class Growing:
         grown = self.passes(rows)
         running = np.maximum(grown.forward + edges.in_forward, grown.turns(edges))
         running = np.maximum(running, edges.in_exchange)
-        most: np.ndarray = np.maximum(running, grown.update + grown.left)
-        return most
+        return np.maximum(running, grown.update + grown.left)
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,7 @@ class TiedGradients:
         """bool[variable]: these gradients, on other IPUs than made them. ``ipu_of``: of Blocks."""
         row = rows_of(variables.tensor, self.tensor)
         made_on = ipu_of[self.reader[row.clip(0)]] if len(self) else variables.ipu
-        gone: np.ndarray = (row >= 0) & (variables.ipu != made_on)
-        return gone
+        return (row >= 0) & (variables.ipu != made_on)
 
     def added_at_once(self, variables: Variables) -> Variables:
         """The variables, each gradient only as long as it is until it is added on its own IPU."""

@@ -292,8 +292,7 @@ def passing_of(
 ) -> np.ndarray:
     """`passing_through` of one IPU's stages together: int64[tile]."""
     here = np.array(ipus) == ipu
-    total: np.ndarray = passing_through(costs, parts, ipus)[here].sum(axis=0)
-    return total
+    return passing_through(costs, parts, ipus)[here].sum(axis=0)
 
 
 def _always_and_running(
@@ -348,8 +347,7 @@ def carried_residuals(costs: BlockCosts, common: np.ndarray, count: int | np.nda
     """
     profiled = np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual))
     alike = common / (count + profiled[None, :] - common)
-    carried: np.ndarray = np.rint(alike**2 @ costs.memory.residual_as_float).astype(np.int64)
-    return carried
+    return np.rint(alike**2 @ costs.memory.residual_as_float).astype(np.int64)
 
 
 def residuals(
@@ -418,8 +416,7 @@ def _running(
     most = np.maximum(most, exchanging if passing is None else exchanging + passing)
     left = sum(stage.left for stage in grown)
     update = np.maximum.reduce([stage.update for stage in grown])
-    running: np.ndarray = np.maximum(most, update + left)[0]
-    return running
+    return np.maximum(most, update + left)[0]
 
 
 def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:

@@ -169,14 +169,11 @@ class Mapping:
         on_ipus = [f"{share:g} on {_numbers(ipus)}" for share, ipus in sorted(others.items())]
         return ", ".join([f"{self.proportion:g}", *on_ipus])
 
-    @property
-    def _phased(self) -> str:
-        return f", {self.phases} phases" if self.in_phases else ""
-
     def __str__(self) -> str:
+        phases = f", {self.phases} phases" if self.in_phases else ""
         return (
             f"t={self.shards} p={self.pipeline} r={self.replicas}, {self.split}, micro-batch"
-            f" {self.micro_batch} x {self.accumulation}{', rts' * self.in_parts}{self._phased}"
+            f" {self.micro_batch} x {self.accumulation}{', rts' * self.in_parts}{phases}"
         )
 
 

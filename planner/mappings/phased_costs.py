@@ -58,8 +58,7 @@ class CodePieces:
         here = sorted(programs)
         of_steps = self.code[self.users[:, here].any(axis=1)].sum(axis=0)
         of_vertices = self.sizes @ self.vertices[:, here].any(axis=1)
-        nbytes: np.ndarray = of_steps + of_vertices + self.others[min(ipu, len(self.others) - 1)]
-        return nbytes
+        return of_steps + of_vertices + self.others[min(ipu, len(self.others) - 1)]
 
 
 @dataclass(frozen=True)
@@ -374,8 +373,7 @@ def _peak(
 
 def _sums_of_earlier(nbytes: np.ndarray) -> np.ndarray:
     """Of [pass, Block, tile]: the sum over the Blocks before each."""
-    sums: np.ndarray = np.cumsum(nbytes, axis=1) - nbytes
-    return sums
+    return np.cumsum(nbytes, axis=1) - nbytes
 
 
 def _while_updated(costs: PhasedCosts, replicas: int) -> np.ndarray:

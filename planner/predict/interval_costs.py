@@ -220,8 +220,7 @@ def _memory(
         table = interval_memory(costs, wide, choice, enough, in_company)
         serves = (INFINITE, with_margin(limit)) if table.exact else (least_enough, limit)
         costs.tables[(*key, table.exact)] = wide, *serves, table
-    narrow: IntervalMemory = table.narrowed(width)
-    return narrow
+    return table.narrowed(width)
 
 
 def memory_of_all(

@@ -162,8 +162,7 @@ def _upper_bound(
     most = most + int(memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
     shared = int(memory.shared.max()) + max(0, int(memory.residual.max(initial=0)))
-    bound: np.ndarray = shared + sums[last + 1] - sums[first] + most
-    return bound
+    return shared + sums[last + 1] - sums[first] + most
 
 
 def _fullest(*tables: np.ndarray) -> np.ndarray:
@@ -173,8 +172,7 @@ def _fullest(*tables: np.ndarray) -> np.ndarray:
 
 
 def _together(tables: Tables, rows: slice) -> np.ndarray:
-    total: np.ndarray = reduce(np.add, (one[rows] for one in tables))
-    return total
+    return reduce(np.add, (one[rows] for one in tables))
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,7 @@ class _Turn:
         more = self.micro_batches - shown
         middle = length[:, len(cycles) // 2]
         every = closed_forms.pipeline_cycles(stages, self.micro_batches, costs.training)
-        total: np.ndarray = length.sum(axis=1) + more * middle + every * self._overhead()
-        return total
+        return length.sum(axis=1) + more * middle + every * self._overhead()
 
     def _on_ipus(self, of_stages: np.ndarray) -> np.ndarray:
         """Cycles, or bytes, of stages on their IPUs: int64[split, IPU]."""
@@ -353,15 +352,13 @@ class _Turn:
         if costs.rings is None:
             return costs.least_reduce(self.num_ipus)
         nbytes = self._on_ipus(self._sums(costs.gradients))
-        longest: np.ndarray = costs.reduces(nbytes).max(axis=1)
-        return longest
+        return costs.reduces(nbytes).max(axis=1)
 
 
 def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndarray:
     """Whether each stage runs in each pipeline cycle: bool[pipeline cycle, stage]."""
     micro = cycles[:, None] - slot[None, :]
-    active: np.ndarray = (micro >= 0) & (micro < micro_batches)
-    return active
+    return (micro >= 0) & (micro < micro_batches)
 
 
 def _training(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> np.ndarray:
@@ -387,8 +384,7 @@ def _inference(cycles: np.ndarray, micro_batches: int) -> np.ndarray:
         return np.zeros(len(cycles), dtype=np.int64)
     if micro_batches < stages:
         active = _active(np.arange(micro_batches + stages - 1), np.arange(stages), micro_batches)
-        spent: np.ndarray = np.where(active[None], cycles[:, None, :], 0).max(axis=2).sum(axis=1)
-        return spent
+        return np.where(active[None], cycles[:, None, :], 0).max(axis=2).sum(axis=1)
     total = (micro_batches - stages + 1) * cycles.max(axis=1)
     ahead, behind = np.zeros_like(total), np.zeros_like(total)
     for k in range(stages - 1):

@@ -203,8 +203,7 @@ class Search:
         back = np.maximum(0, cuts.back - spared[1])
         ahead[-1] = back[-1] = 0
         into, out_back = (np.concatenate([[0], one[:-1]])[self.first] for one in (ahead, back))
-        busier: np.ndarray = np.maximum(ahead[self.last] + out_back, into + back[self.last])
-        return busier
+        return np.maximum(ahead[self.last] + out_back, into + back[self.last])
 
     def _before(self, k: int, rest: _Rest) -> _Rest:
         """The bounds on stages k and later, from those without it."""

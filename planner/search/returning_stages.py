@@ -149,10 +149,7 @@ class _Search:
         return range(begin, count - behind) if behind else [count - 1]
 
     def _cycles(self, part: Part, final: bool) -> int:
-        length: int = self._length[None if final else part.choice][part.first][
-            part.last - part.first
-        ]
-        return length
+        return self._length[None if final else part.choice][part.first][part.last - part.first]
 
     def _spent(self, parts: tuple[Part, ...]) -> int:
         """Cycles of an IPU's stages so far."""
@@ -198,8 +195,7 @@ def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, l
         early, final = cycles_of_intervals(costs, choices, len(costs))
         tables = zip((*choices, None), (*early, final), strict=True)
         costs.tables[key] = {choice: table.tolist() for choice, table in tables}
-    lengths: dict[Choice | None, list[list[int]]] = costs.tables[key]
-    return lengths
+    return costs.tables[key]
 
 
 # -- Readers of tied weights, moved to the IPU that has the weight ---

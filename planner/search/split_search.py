@@ -169,8 +169,7 @@ def quickest(
     key = "quickest", tuple(map(tuple, together)), tuple(choices)
     if key not in costs.cache:
         costs.cache[key] = _quickest(costs, together, choices)
-    split: Split = costs.cache[key]
-    return split
+    return costs.cache[key]
 
 
 def _quickest(costs: Costs, together: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Split:
@@ -198,7 +197,8 @@ def quickest_split(
     bounds = {
         at: at_least(costs, ipus, allowed)
         for at, ipus in enumerate(lists)
-        if _legal(costs, len(ipus))
+        if len(ipus) <= len(costs)
+        and counted_micro_batches(costs, len(ipus)) <= costs.micro_batches
     }
     problems: dict[int, str] = {}
 
@@ -227,11 +227,6 @@ def quickest_split(
         why = problems.get(len(lists) - 1) or tried(lists[-1]) if lists else "there is none"
         raise ValueError(f"no split can run: {why}")
     return best[2]
-
-
-def _legal(costs: Costs, stages: int) -> bool:
-    """Whether there are Blocks and micro-batches enough for so many stages."""
-    return stages <= len(costs) and counted_micro_batches(costs, stages) <= costs.micro_batches
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:

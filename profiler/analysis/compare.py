@@ -303,10 +303,6 @@ def _fits(report: Report) -> bool:
     return report.meta["state"] != OUT_OF_MEMORY
 
 
-def _rate(report: Report) -> float:
-    return (_fits(report) and pace(report).samples_per_second) or math.nan
-
-
 def _stage(report: Report, which: str) -> float:
     cycles = report.stages["cycles"]
     return float(getattr(cycles, which)()) if len(cycles) else math.nan
@@ -324,7 +320,7 @@ _OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
 _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (TURN, "cycles", _cycles),
     (SAMPLE, "cycles", _cycles_a_sample),
-    (_RATE, "1/s", _rate),
+    (_RATE, "1/s", lambda r: (_fits(r) and pace(r).samples_per_second) or math.nan),
     (STAGE, "cycles", lambda r: _stage(r, "max")),
     ("mean stage", "cycles", lambda r: _stage(r, "mean")),
     ("waiting", "share", lambda r: waiting(r) if len(r.runs) else math.nan),

@@ -86,8 +86,7 @@ def most_code(report: Report, ipu: int) -> int:
 def _is_code(report: Report, ipu: int) -> np.ndarray:
     """Which of an IPU's variables are code: bool[variable]."""
     category = report.usage.ipu_variables(ipu).category
-    code: np.ndarray = np.logical_or.reduce([category == one for one in CODE])
-    return code
+    return np.logical_or.reduce([category == one for one in CODE])
 
 
 def _code_peaks(report: Report, ipu: int, is_code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

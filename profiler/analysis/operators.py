@@ -250,5 +250,4 @@ def _dtypes(report: Report) -> pd.Series[str]:
         & variables["role"].isin([Role.ACTIVATION, Role.GRADIENT, Role.TEMPORARY])
     ]
     outputs = outputs[outputs["dtype"] != ""]
-    dtypes: pd.Series[str] = outputs.drop_duplicates("op").set_index("op")["dtype"]
-    return dtypes
+    return outputs.drop_duplicates("op").set_index("op")["dtype"]

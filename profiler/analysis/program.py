@@ -52,8 +52,7 @@ def parents_of(tree: pd.DataFrame) -> np.ndarray:
     """Row of each node's parent in `Report.program`, -1 for a root: int64[node]."""
     import pandas as pd
 
-    parents: np.ndarray = pd.Index(tree["id"]).get_indexer(tree["parent"])
-    return parents
+    return pd.Index(tree["id"]).get_indexer(tree["parent"])
 
 
 def program_cycles(report: Report) -> np.ndarray:

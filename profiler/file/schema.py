@@ -98,8 +98,7 @@ def _column(record: type[Any], name: str, hint: Any) -> Column:
 
 def stored_in(record: type[Any]) -> str:
     """The table that a record's rows are written to."""
-    table: str = getattr(record, "stored", record.table)
-    return table
+    return getattr(record, "stored", record.table)
 
 
 def create_table(record: type[Any]) -> str:
@@ -121,8 +120,7 @@ def create_table(record: type[Any]) -> str:
 
 def order(record: type[Any]) -> str:
     """The order in which a record's rows are read."""
-    key: str = getattr(record, "key", "id" if columns(record)[0].name == "id" else "rowid")
-    return key
+    return getattr(record, "key", "id" if columns(record)[0].name == "id" else "rowid")
 
 
 def triggers(record: type[Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,8 @@ def iteration_of(model: Model, run: int) -> Iteration:
     frame = model.report.steps(run, iteration=0)
     kind = frame["kind"].to_numpy(dtype=object)
     ipu, start, end = (frame[name].to_numpy() for name in ("ipu", "start", "end"))
-    step = _steps_of(model, frame["step"].to_numpy(), ipu, kind == "idle")
+    rows = rows_of(frame["step"].to_numpy(), model.steps["id"])
+    step = np.where(kind == "idle", model.external_sync[ipu], rows)  # -1: there is no external sync
     alone = np.flatnonzero(kind != records.BESIDE)
     waits = waits_as_syncs(
         ipu[alone], start[alone], end[alone], kind[alone] == "idle", kind[alone] == _SYNC
@@ -56,11 +58,6 @@ def iteration_of(model: Model, run: int) -> Iteration:
     begins[alone] = waits.start
     ipu, step, start, end = (values[stays] for values in (ipu, step, begins, end))
     return _steps_together(model.steps["kind"][step], ipu, step, start, end)
-
-
-def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """Indices in ``Model.steps`` of these ids; a wait's is its IPU's external sync, or -1."""
-    return np.where(waits, model.external_sync[ipu], rows_of(ids, model.steps["id"]))
 
 
 def _steps_together(
@@ -137,24 +134,25 @@ class StepOnIpu(Shown):
     @property
     def dataIn(self) -> int:
         """Bytes received by its tiles."""
-        return 0 if self._step is None else int(self._model.steps["received"][self._step])
+        return int(self._of(self._model.steps["received"]))
 
     @property
     def dataOut(self) -> int:
         """Bytes sent by its tiles."""
-        return 0 if self._step is None else int(self._model.steps["sent"][self._step])
+        return int(self._of(self._model.steps["sent"]))
 
     @property
     def tileBalance(self) -> float:
         """Mean work over maximum work, for all tiles."""
-        return 0.0 if self._step is None else float(self._model.activity["balance"][self._step])
+        return float(self._of(self._model.activity["balance"]))
 
     @property
     def activeTileBalance(self) -> float:
         """Mean work over maximum work, for the tiles that work."""
-        return (
-            0.0 if self._step is None else float(self._model.activity["active_balance"][self._step])
-        )
+        return float(self._of(self._model.activity["active_balance"]))
+
+    def _of(self, column: np.ndarray) -> Any:
+        return 0 if self._step is None else column[self._step]
 
 
 class ExecutedComputeSet(Shown):
@@ -220,11 +218,9 @@ class ExecutionStep(Shown):
     def computeSets(self) -> list[ExecutedComputeSet]:
         """The compute set that an OnTileExecute ran; otherwise empty."""
         program = self.program
-        return (
-            [ExecutedComputeSet(program.computeset, self)]
-            if isinstance(program, OnTileExecuteProgram)
-            else []
-        )
+        if not isinstance(program, OnTileExecuteProgram):
+            return []
+        return [ExecutedComputeSet(program.computeset, self)]
 
     @property
     def ipus(self) -> list[StepOnIpu]:
@@ -234,26 +230,17 @@ class ExecutionStep(Shown):
         start = int(ends[parts[0]]) + self._shift
         one = [StepOnIpu(self._model, None, start, start) for _ in range(self._model.ipus)]
         for part in parts:
-            begin, end = (
-                int(iteration.start[part]) + self._shift,
-                int(iteration.end[part]) + self._shift,
-            )
-            one[int(iteration.ipu[part])] = StepOnIpu(
-                self._model, int(iteration.step[part]), begin, end
-            )
+            begin, end = (int(at[part]) + self._shift for at in (iteration.start, iteration.end))
+            step = int(iteration.step[part])
+            one[int(iteration.ipu[part])] = StepOnIpu(self._model, step, begin, end)
         return one * (self._model.target.num_ipus // self._model.ipus)
 
     @property
     def allCycles(self) -> CycleRange:
         """Cycles over all IPUs that take part."""
         parts = slice(self._parts.start, self._parts.stop)
-        start, end = (
-            self._iteration.start[parts] + self._shift,
-            self._iteration.end[parts] + self._shift,
-        )
-        return CycleRange(
-            Cycles(int(start.min()), int(start.max())), Cycles(int(end.min()), int(end.max()))
-        )
+        moments = (at[parts] + self._shift for at in (self._iteration.start, self._iteration.end))
+        return CycleRange(*(Cycles(int(at.min()), int(at.max())) for at in moments))
 
 
 @plain

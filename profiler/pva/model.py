@@ -521,5 +521,4 @@ class Model:
             self._recent[key] = make()
             while len(self._recent) > _MOST_CACHED:
                 self._recent.popitem(last=False)
-        answer: T = self._recent[key]
-        return answer
+        return self._recent[key]

@@ -174,8 +174,7 @@ class OperationAnalysis:
             first = self._steps.get(id, (first,))[0]
             key.append(first)
         key += [operation.firstStepIndex for operation in self._without]
-        order: list[int] = np.argsort(key, kind="stable").tolist()
-        return order
+        return np.argsort(key, kind="stable").tolist()
 
     @cached_property
     def _steps(self) -> dict[int, list[int]]:

@@ -181,5 +181,4 @@ def depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> 
 def ranges_of(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     """``first[i], first[i] + 1, ...``, ``count[i]`` numbers for each i."""
     behind = np.cumsum(count)
-    ranges: np.ndarray = np.arange(int(count.sum())) + np.repeat(first - (behind - count), count)
-    return ranges
+    return np.arange(int(count.sum())) + np.repeat(first - (behind - count), count)

@@ -49,8 +49,7 @@ class Usage:
         at = self._variable_at.get(id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.file.path}")
-        vector: np.ndarray = self.vectors[1][self._vector_of_variables[at]]
-        return vector
+        return self.vectors[1][self._vector_of_variables[at]]
 
     @cached_property
     def _variable_at(self) -> dict[int, int]:
@@ -114,8 +113,7 @@ class Usage:
         changes = np.zeros(variables.steps + 1, dtype=np.int64)
         np.add.at(changes, moving.start[lives].clip(0, variables.steps), size)
         np.add.at(changes, moving.stop[lives].clip(0, variables.steps), -size)
-        total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
-        return total
+        return variables.always().sum() + np.cumsum(changes[:-1])
 
     def live_at(
         self, ipu: int, step: int, tile: int | None = None

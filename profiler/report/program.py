@@ -202,8 +202,7 @@ class ProgramSequence:
     def kinds(self) -> np.ndarray:
         """The kind of each step, in the order of the table: object[step]."""
         kind, kinds = self.coded_kinds
-        of_steps: np.ndarray = np.array([*kinds, None], dtype=object)[kind]
-        return of_steps
+        return np.array([*kinds, None], dtype=object)[kind]
 
     @cached_property
     def coded_kinds(self) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -113,8 +113,7 @@ def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
             timeout=seconds,
             check=False,
         )
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+        return json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise QueryTimeout(f"it took longer than {seconds} s") from None
     except ValueError:  # it was ended, and printed nothing

@@ -30,10 +30,6 @@ class _TooLarge(Exception):
     """The answer has more bytes than allowed."""
 
 
-def _only_reading(action: int, *_: object) -> int:
-    return sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
-
-
 def _connect(uri: str, views: dict[str, str]) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None)
     for pragma in (
@@ -48,7 +44,9 @@ def _connect(uri: str, views: dict[str, str]) -> sqlite3.Connection:
         connection.execute(views[name])
     connection.execute("PRAGMA query_only = ON")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    connection.set_authorizer(_only_reading)
+    connection.set_authorizer(
+        lambda action, *_: sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
+    )
     return connection
 
 

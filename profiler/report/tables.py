@@ -135,8 +135,7 @@ class ProfileFile:
     def _some_names(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         unique, which = np.unique(ids, return_inverse=True)
         texts = self.reader.texts(record, "name", unique.tolist())
-        named: np.ndarray = np.array([*texts, None], dtype=object)[which]
-        return named
+        return np.array([*texts, None], dtype=object)[which]
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
         """Rows of a table by their ids, -1 if it has none: int64."""
@@ -164,8 +163,7 @@ class ProfileFile:
         with making:
             if ("once", key) not in self._cached:
                 self._cached["once", key] = make()
-            answer: T = self._cached["once", key]
-            return answer
+            return self._cached["once", key]
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -292,8 +290,7 @@ class ProfileFile:
         with self._lock:
             if key not in self._cached:
                 self._cached[key] = make()
-            answer: T = self._cached[key]
-            return answer
+            return self._cached[key]
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """Like `_keep`, but for large results: only the most recent few are cached."""

@@ -47,9 +47,9 @@ class CommandError(Exception):
         self.code = code
 
 
-def first_steps(here: str = ".") -> str:
-    """A suggestion for a call without arguments, with a profile from below ``here``."""
-    profile = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
+def first_steps() -> str:
+    """A suggestion for a call without arguments, with a profile from below where one is."""
+    profile = next(_below(Path("."), most=DIRECTORIES_LOOKED_INTO), None)
     if profile is not None:
         return f"say what to ask. Begin with: ipu-report summary {profile.parent}"
     return (
@@ -161,15 +161,11 @@ def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:
     """The value of --stage-ipus as numbers, if it was given."""
     if args.stage_ipus is None:
         return None
-    return whole_numbers("--stage-ipus", args.stage_ipus)
-
-
-def whole_numbers(option: str, words: str) -> tuple[int, ...]:
-    """Parse comma-separated whole numbers. Raises CommandError with the option's name."""
-    parts = [part.strip() for part in words.split(",")]
+    parts = [part.strip() for part in args.stage_ipus.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise CommandError(
-            f"{option} takes whole numbers, one a stage: 0,1,2,0; not {words!r}", USAGE
+            f"--stage-ipus takes whole numbers, one a stage: 0,1,2,0; not {args.stage_ipus!r}",
+            USAGE,
         )
     return tuple(int(part) for part in parts)
 
@@ -386,8 +382,7 @@ def check_ipu(report: Report, ipu: int) -> None:
 
 def ipus(report: Report) -> list[int]:
     """The IPUs that have their own program."""
-    numbers: list[int] = report.sequence.steps_of_ipus.nonzero()[0].tolist()
-    return numbers
+    return report.sequence.steps_of_ipus.nonzero()[0].tolist()
 
 
 def top(args: argparse.Namespace) -> int | None:

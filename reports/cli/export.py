@@ -180,5 +180,4 @@ def _frame(report: common.Report, args: argparse.Namespace) -> pd.DataFrame:
         member = member(args.which_run or 0, iteration=args.iteration)
     elif callable(member):
         member = member()
-    frame: pd.DataFrame = member
-    return frame
+    return member

@@ -185,5 +185,4 @@ def _marks(figure: Drawing, most: float) -> list[Any]:
 
 
 def _notes(figure: Drawing) -> list[dict[str, Any]]:
-    notes: list[dict[str, Any]] = figure.layout.get("annotations", [])
-    return notes
+    return figure.layout.get("annotations", [])

@@ -219,11 +219,6 @@ def only(view: View, name: str, value: str) -> Children:
     )
 
 
-def hidden_state(page: str, name: str) -> Children:
-    """State that no page's layout has, empty at first."""
-    return dcc.Input(id=param_id(page, name), type="hidden", value="")
-
-
 def choice(
     view: View,
     name: str,

@@ -154,8 +154,7 @@ def rows_of(profiles: Profiles, report: Report, other: Report | None, wanted: Wa
 
 def operators_of(profiles: Profiles, report: Report) -> pd.DataFrame:
     """`ipuscope.profiler.analysis.operators`, cached."""
-    made: pd.DataFrame = profiles.made(report, "operators", lambda: analysis.operators(report))
-    return made
+    return profiles.made(report, "operators", lambda: analysis.operators(report))
 
 
 @dataclass(frozen=True)

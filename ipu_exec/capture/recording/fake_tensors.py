@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ipu_exec.base.optimiser_attributes import take_step
 
@@ -113,9 +113,7 @@ class FakeTensors:
 
     def copies(self, tree: Any) -> Any:
         """``tree`` with a fake copy of every tensor."""
-        return tree_map(
-            lambda leaf: self.copy(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree
-        )
+        return tree_map_only(torch.Tensor, self.copy, tree)
 
     def of_state(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor of a weight or buffer; a parameter's is one too."""

@@ -27,8 +27,7 @@ def decomposition(func: Any) -> Decomposition | None:
     if not name.startswith("aten.") or has_lowering(name):
         return None
     if _is_composite(func):  # only inside another decomposition: PyTorch has decomposed the rest
-        whole: Decomposition = func.decompose
-        return whole
+        return func.decompose
     return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
 
 

@@ -21,7 +21,8 @@ def torch_as_on_ipu() -> Iterator[None]:
     """Inside, torch's functions are those whose operators an IPU runs."""
     with (
         _without_fused_attention(),
-        _attention_in_parts(),
+        # PyTorch's fused operators do not store the softmax for the backward, as PopTorch does
+        replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn),
         _fused_dropout(),
         _ctc_of_numbers(),
         _dense_embedding(),
@@ -123,10 +124,7 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         whole = train and 0 < p < 1
-        mask: torch.Tensor = (
-            torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
-        )
-        return mask
+        return torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
 
     return replaced({"dropout": dropout}, torch, torch._VF)
 
@@ -143,14 +141,6 @@ def _without_fused_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
-    """Make ``scaled_dot_product_attention`` run as products and softmax, as in PopTorch.
-
-    PyTorch's fused operators do not store the softmax for the backward, as PopTorch does.
-    """
-    return replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn)
 
 
 def _attention(

@@ -362,7 +362,8 @@ class PipelinedPhases:
             of_stage.setdefault((direction, source), []).append((storage, far))
         begun: set[tuple[str, int]] = set()
         for body in bodies:
-            micro_batch = _direction(body), body.stage
+            is_forward = body.task == schedule_types.FORWARD
+            micro_batch = Direction.FORWARD if is_forward else Direction.BACKWARD, body.stage
             for storage, far in of_stage.get(micro_batch, ()):
                 self._hold(storage, far, body, first=micro_batch not in begun)
             begun.add(micro_batch)
@@ -379,7 +380,3 @@ class PipelinedPhases:
             body.hold(Use(name, Role.TEMPORARY, nbytes, 0, min(_FETCH, len(body.steps)) - 1))
         if far > 1:
             body.hold(Use(name, Role.TEMPORARY, nbytes * np.int64(far - 1), 0, body.last))
-
-
-def _direction(body: BodyBuilder) -> str:
-    return Direction.FORWARD if body.task == schedule_types.FORWARD else Direction.BACKWARD

@@ -166,8 +166,7 @@ def _join(name: str, steps: list[Any]) -> Compute | Exchange:
 
 
 def _sum(vectors: Any) -> np.ndarray:
-    total: np.ndarray = np.sum(list(vectors), axis=0)
-    return total
+    return np.sum(list(vectors), axis=0)
 
 
 def _unread_by_gradients(convolutions: Arguments) -> tuple[int, ...]:

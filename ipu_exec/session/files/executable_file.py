@@ -154,8 +154,7 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         " only files of people you trust",
         stacklevel=3,
     )
-    model: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=False)
-    return model
+    return torch.load(io.BytesIO(content), weights_only=False)
 
 
 def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
