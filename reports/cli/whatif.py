@@ -128,12 +128,13 @@ def costs_of(report: common.Report) -> Costs:
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:
     from ipuscope.planner.predict.memory_verdict import summary
 
+    runs = prediction.costs.samples > 0 and not prediction.problems
     return {
         "split": text,
         "cycles": prediction.total,
         "change": prediction.total / now.total - 1 if now.total else 0.0,
         "pipeline_cycle": prediction.pipeline_cycle,
-        "samples_per_second": prediction.samples_per_second if prediction.costs.samples else None,
+        "samples_per_second": prediction.samples_per_second if runs else None,
         "stages": len(prediction.assignment.starts),
         "ipus": len(prediction.fullest),
         "attached_ipus": prediction.attached,

@@ -144,6 +144,8 @@ def test_what_is_out_of_memory_has_no_rate_anywhere(
     assert "Samples a second, MFU and HFU cannot be compared: B is out of memory: tile" in said
     assert main(["runs", "--json", str(over)]) == 0
     assert json.loads(capsys.readouterr().out)[0]["runs"][0]["samples_per_second"] is None
+    assert main(["whatif", "--json", str(over)]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["whatif"][0]["samples_per_second"] is None
     assert main(["summary", str(over)]) == 0
     assert "none: it does not fit" in capsys.readouterr().out
 

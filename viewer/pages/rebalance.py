@@ -326,10 +326,11 @@ def _numbers(
     slowest = "slowest stage" if costs.pipelined else "work of all stages"
     turn = "a weight update" if costs.training else "a device iteration"
     both, rate = (now, wanted), "samples a second"
+    runs = costs.samples > 0 and not wanted.problems
     rows: list[tuple[Any, ...]] = [
         (turn, *(one.total for one in both), length, -1),
         (pace, *(one.pipeline_cycle for one in both), length, -1),
-        *([(rate, *(one.samples_per_second for one in both), per_second, 1)] * bool(costs.samples)),
+        *([(rate, *(one.samples_per_second for one in both), per_second, 1)] * runs),
         (slowest, *(_paces(costs, one) for one in both), length, -1),
         ("largest extent of a tile", *(max(one.fullest) for one in both), units.size, -1),
     ]
