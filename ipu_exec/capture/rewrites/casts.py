@@ -24,8 +24,15 @@ from ipu_exec.lowering.operator_info import Promotion, info
 # Functions and methods of torch, not operators, that take a second tensor for its dtype or shape,
 # or that set one.
 _UNCAST = {
-    *("to", "type_as", "view_as", "expand_as", "result_type"),
-    *("__set__", "__get__", "register_hook", "backward"),
+    "to",
+    "type_as",
+    "view_as",
+    "expand_as",
+    "result_type",
+    "__set__",
+    "__get__",
+    "register_hook",
+    "backward",
 }
 # A product by its operator, ``a @ b``.
 _OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
