@@ -13,68 +13,21 @@ from typing import Any
 
 from ipu_exec.annotations import PhasedExecution, ShardedExecution
 from ipu_exec.errors import Error
+from ipu_exec.option_groups.engine_options import popart_names
 from ipu_exec.options import Options
 
 logger = logging.getLogger("ipu_exec")
 
 
-# of PopART's SessionOptions, those that PopTorch has, by the kind of value that they take
 _SCALING = "automaticLossScalingSettings."
-_FLAGS = """
-    enableExplicitIR enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState
-    strictOpVersions opxAliasChecking opxModifyChecking dotOpNames exportPoplarComputationGraph
-    exportPoplarVertexGraph separateCallOpPdfs enableOutlining enableOutliningCopyCostPruning
-    rearrangeAnchorsOnHost rearrangeStreamsOnHost enablePrefetchDatastreams
-    enableNonStableSoftmax enableReplicatedGraphs enableGradientAccumulation
-    instrumentWithHardwareCycleCounter enablePipelining disableGradAccumulationTensorStreams
-    disableOptimizerStateTensorStreams compileEngine constantWeights enableEngineCaching
-    enableMergeExchange enableFloatingPointChecks enableStochasticRounding
-    ensureFp32LossScaleTensor explicitRecomputation enableExplicitMainLoops useHostCopyOps
-    aliasZeroCopy delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls
-    enableStableNorm decomposeGradSum enableDistributedReplicatedGraphs groupHostSync
-    enableSupportedDataTypeCasting groupNormStridedChannelGrouping
-    scheduleNonWeightUpdateGradientConsumersEarly
-    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
-    replicatedCollectivesSettings.mergeAllReduceCollectives automaticLossScalingSettings.enabled
-    batchSerializationSettings.concatOnVirtualGraphChange
-    batchSerializationSettings.concatOnExecutionPhaseChange
-    batchSerializationSettings.concatOnPipelineStageChange
-"""
-_NUMBERS = """
-    autodiffSettings.stitchStrategy autoRecomputation mergeVarUpdate virtualGraphMode
-    syntheticDataMode subgraphCopyingStrategy accumulationAndReplicationReductionType
-    meanAccumulationAndReplicationReductionStrategy executionPhaseSettings.phases
-    executionPhaseSettings.stages firstDotOp finalDotOp numIOTiles mergeVarUpdateMemThreshold
-    looseThresholdAtPeak accumulationFactor swapLimitScheduler globalReplicationFactor
-    globalReplicaOffset defaultBufferingDepth defaultPrefetchBufferingDepth
-    compilationProgressTotal transitiveClosureOptimizationThreshold
-    accumulateOuterFragmentSettings.schedule
-    automaticLossScalingSettings.gradientTensorTrackingMethod
-    automaticLossScalingSettings.updatePeriod batchSerializationSettings.transformContext
-    batchSerializationSettings.method batchSerializationSettings.batchSchedule
-    batchSerializationSettings.factor
-"""
-_FRACTIONS = """
-    outlineSequenceBreakCost outlineThreshold timeLimitScheduler
-    automaticLossScalingSettings.thresholdUpperCountProportion
-    automaticLossScalingSettings.binEdgeLocation
-"""
-_TEXTS = """
-    logDir cachePath partialsTypeMatMuls customCodeletCompileFlags saveInitializersToFile
-    serializedPoprithmsShiftGraphsDir kahnTieBreaker
-"""
-_LISTS = """
-    dotChecks hardwareInstrumentations customCodelets updatableNamedBuffers
-    accumulateOuterFragmentSettings.excludedVirtualGraphs
-"""
-_TABLES = "engineOptions reportOptions convolutionOptions matmulOptions lstmOptions gclOptions"
+# of PopART's SessionOptions, those that PopTorch has, by the kind of value that they take
 _KINDS = {
-    "bool": _FLAGS.split(),
-    "uint64": f"{_NUMBERS} {_FLAGS}".split(),
-    "floating point": f"{_FRACTIONS} {_NUMBERS}".split(),
-    "string": _TEXTS.split(),
-    "set / vector": _LISTS.split(),
-    "map": _TABLES.split(),
+    "bool": ("flags",),
+    "uint64": ("numbers", "flags"),
+    "floating point": ("fractions", "numbers"),
+    "string": ("texts",),
+    "set / vector": ("lists",),
+    "map": ("tables",),
 }
 _OWN = ("patterns", "patterns_level", "patternsLevel")  # set by `Options._Popart.setPatterns`
 _PHASED, _SHARDED, _PIPELINED = 2, 1, 0
@@ -113,7 +66,7 @@ def check_popart(settings: Mapping[str, Any]) -> dict[str, Any]:
     checked = {name: value for name, value in settings.items() if name not in _OWN}
     for name, value in checked.items():
         kind = _kind(name, value)
-        if name not in _KINDS[kind]:
+        if not any(name in popart_names()[group] for group in _KINDS[kind]):
             raise Error(f"Unknown {kind} option {name}: PopART has no such setting")
     return checked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,11 @@ from ipuscope.profiler.file import from_json
 from ipuscope.words import did_you_mean
 
 DEFAULT_RUN_COUNT = 2  # runs stored in a profile (docs/libpva.md#engine-options)
+_NAMES = Path(__file__).with_name("popart_names.json")
 _TARGET = "opt.internalExchangeOptimisationTarget"
 _REPORTS = """
     all directory executionProfileProgramRunCount outputArchive outputDebugInfo streamAtEachRun
     outputExecutionProfile outputGraphProfile outputLoweredVars outputSerializedGraph
-"""
-# [POPART, willow/src/patterns], of SDK 3.4, and what `ipu_exec.capture.rewrites.patterns` has
-PATTERNS = """
-    AbsGradOp AdamDecompose AdaptiveDecompose AllReduceToIdentity Atan2Arg0GradOp
-    Atan2Arg1GradOp ContiguateIpuCopyIndicesPattern ConvDataGrad ConvFlipWeightsDoubleFlip
-    ConvFlipWeightsGradOp ConvTranspose CosGradOp CoshOp DecomposeBinaryConstScalar
-    DivArg0GradOp DivArg1GradOp ExpGradOp ExpandCast Expm1GradOp FmodArg0GradOp InPlace
-    InitAccumulate LSTMOp LambSerialisedWeight Log1pGradOp LogGradOp LoopScanOut MatMulLhsGradOp
-    MatMulOp MatMulRhsGradOp MulArgGradOp NegativeOneScale NlllWithSoftmaxGradDirect
-    OpToIdentity PackedDataBlock PadSum PostNRepl PowArg0GradOp PowArg1GradOp PreUniRepl
-    RandomNormalLikeOpPattern RandomUniformLikeOpPattern ReciprocalGradOp
-    RemoveUnnecessaryLossGradCast SGD0Decompose SGD1Decompose SGD2Decompose ScanToLoop SinGradOp
-    Slice2SliceSubsample SoftmaxGradDirect SparseAccumulate SplitGather SplitGradOpToConcat
-    SplitOp SqrtGradOp SubtractArg1GradOp SumToAdd TiedGather TiedGatherAccumulate
-    TransposeToIdentityOrReshapePattern UpdateInplacePrioritiesForIpu UpsampleToResize
-    ViewSimplifyPattern ZerosLikeOpPattern
 """
 
 
@@ -60,6 +46,17 @@ def engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
             f" {text!r}"
         )
     return options
+
+
+@cache
+def popart_names() -> Mapping[str, Sequence[str]]:
+    """PopART's settings by the kind of their values, and ``patterns``, of SDK 3.4.
+
+    [POPART, willow/include/popart/sessionoptions.hpp, willow/src/patterns]; SparseAccumulate is of
+    older ones.
+    """
+    names: Mapping[str, Sequence[str]] = from_json.loads(_NAMES.read_text(encoding="utf-8"))
+    return names
 
 
 def warn_of_unknown(kind: str, names: Iterable[str], known: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ipu_exec.enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
-from ipu_exec.option_groups.engine_options import PATTERNS, warn_of_unknown
+from ipu_exec.option_groups.engine_options import popart_names, warn_of_unknown
 from ipu_exec.option_groups.group import Group
 
 # PopART's name, and the one before
@@ -262,5 +262,5 @@ class PopartOptions(Group):
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"
                 f" {patterns!r}"
             )
-        warn_of_unknown("pattern of PopART", patterns, PATTERNS.split())
+        warn_of_unknown("pattern of PopART", patterns, popart_names()["patterns"])
         return self._set(patterns=dict(patterns), patterns_level=level)
