@@ -179,10 +179,11 @@ class Compiled(OnDevice):
                 self._training,
                 progress,
             )
-            with self._being_captured(modes, groupings):
-                try:
+            try:
+                with self._being_captured(modes, groupings):
                     executable = compile_step(*for_whom, contents, groupings)
-                except ContentError:
+            except ContentError:  # found by a run, without the fake tensors of the capture
+                with self._being_captured(modes, groupings):
                     contents = read_contents(self._model, positional, named, self._training)
                     executable = compile_step(*for_whom, contents, groupings)
             self._compilation_seconds = time.perf_counter() - start

@@ -102,6 +102,18 @@ def test_a_loop_runs_as_often_as_the_data_says(tmp_path) -> None:
     assert len(open_report(tmp_path / "inference").ops.query("aten == 'aten.mul.Tensor'")) == 4
 
 
+def test_a_mask_that_the_forward_keeps_may_be_read(tmp_path) -> None:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:  # as in torch's example of a language model
+            self.mask = torch.eye(4)
+        return x * self.mask if bool(self.mask.all()) else x + self.mask
+
+    model = model_of(forward)
+    model.mask = None
+    executor = ipu_exec.inferenceModel(model, options(tmp_path))
+    assert torch.equal(executor(torch.ones(4, 4)), torch.ones(4, 4) + torch.eye(4))
+
+
 def test_a_saved_executable_knows_its_path(tmp_path, caplog) -> None:
     model = Branching()
     up, down = torch.rand(2, 4), -torch.rand(2, 4)
