@@ -35,7 +35,7 @@ from ipu_exec.capture.rewrites.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
-from ipu_exec.errors import ContentError, Error
+from ipu_exec.errors import ContentError, Error, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OperatorAttributes, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
@@ -539,9 +539,14 @@ def _check_supported(tensor: torch.Tensor) -> None:
         )
     if _dtype(tensor) not in ITEM_BYTES:
         raise Error(
-            f"an IPU has no {_dtype(tensor)}: it computes in {', '.join(sorted(ITEM_BYTES))}. Keep"
-            " real and imaginary parts as two tensors, or cast on the host",
+            f"an IPU has no {_dtype(tensor)}: it computes in float32, float16 and integers of up to"
+            " 32 bits. Keep real and imaginary parts as two tensors, or cast on the host",
             location=str(source_line()),
+        )
+    if tensor.dtype is torch.bfloat16:
+        warn_once(
+            "an IPU has no bfloat16: numbers are PyTorch's in bfloat16, cycles and bytes those of"
+            " float16. What runs there is float16, by .half() and a loss scale, or float32"
         )
 
 

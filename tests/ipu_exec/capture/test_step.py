@@ -13,6 +13,7 @@ from ipu_exec.base.context import refusing
 from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement.reads import read_values
+from ipu_exec.errors import warn_once
 from tests.models import Mnist, mnist_batch, model_of
 
 
@@ -138,6 +139,12 @@ def test_a_branch_on_data_is_an_error_with_the_line():
 def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
     with pytest.raises(ipu_exec.Error, match=message):
         capture(model_of(lambda self, x: call(x)), (torch.randn(3),), {})
+
+
+def test_bfloat16_is_said_to_cost_as_float16():
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="an IPU has no bfloat16"):
+        capture(nn.Linear(3, 2).bfloat16(), (torch.ones(1, 3, dtype=torch.bfloat16),), {})
 
 
 def test_a_check_of_arguments_in_torch_is_no_branch_of_the_model():
