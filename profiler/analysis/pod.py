@@ -97,7 +97,7 @@ def link_loads(report: Report) -> pd.DataFrame:
     ``target``), or a ring in which each IPU of ``source`` sends, with ``target`` -1: "shards" (the
     IPUs that share a stage's tensors) or "replicas". ``bytes`` that one IPU sends, ``way`` ("in a
     machine", "between machines" or "between racks": where the slowest link lies) and ``busy``: the
-    share of the device iteration that one such link needs for them.
+    share of the device iteration that one such link needs for them (a ring's: each way its half).
     """
     rows = _over_links(report)
     runs = report.tasks(iteration=0)["body"].value_counts()
@@ -106,10 +106,10 @@ def link_loads(report: Report) -> pd.DataFrame:
     sums = sums[sums["bytes"] > 0]
     ends = zip(*(sums[name] for name in _LINK), strict=True)
     ways = [_way(report, *row) for row in ends]
-    rates = {way: _rate(report, way) for way in _WAYS}
+    rates = [_rate(report, *row) for row in zip(ways, sums["between"], strict=True)]
     tasks = report.tasks(iteration=0)
     cycles = max(1, int(tasks["end"].max() - tasks["start"].min())) if len(tasks) else 1
-    needed = sums["bytes"] / np.array([rates[way] for way in ways], dtype=float)
+    needed = sums["bytes"] / np.array(rates, dtype=float)
     sums = sums.assign(way=ways, busy=needed / cycles)
     return sums.sort_values("busy", ascending=False, kind="stable", ignore_index=True)
 
@@ -143,7 +143,7 @@ def link_traffic(report: Report, slices: pd.DataFrame, edges: np.ndarray) -> np.
     first = np.searchsorted(rows[0], np.arange(len(links) + 1)).tolist()
     for link, (begin, stop) in enumerate(pairwise(first)):
         start, end, sent = rows[1:, begin:stop]
-        rate = _rate(report, links["way"].iloc[link])
+        rate = _rate(report, links["way"].iloc[link], links["between"].iloc[link])
         share[link] = mean(start, end, until(sent), edges) / rate
     return share
 
@@ -206,10 +206,11 @@ def _way(report: Report, between: str, source: int, target: int) -> str:
     return "in a machine"
 
 
-def _rate(report: Report, way: str) -> float:
-    """Bytes a cycle of a link, one way."""
+def _rate(report: Report, way: str, between: str) -> float:
+    """Bytes a cycle of a link, one way; of a ring both ways round, which more than two IPUs use."""
     own = number(report.meta, "link_bytes_per_cycle", 0) or 1.0
-    return number(report.meta, _WAYS[way], 0) or own
+    ring = {"shards": shards_of(report), "replicas": report.target.num_replicas}.get(between, 0)
+    return (number(report.meta, _WAYS[way], 0) or own) * (2 if ring > 2 else 1)
 
 
 def pod(report: Report) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -300,8 +301,9 @@ def _lab(colour: str, seen: tuple[tuple[float, ...], ...] | None) -> np.ndarray:
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_every_activity_is_told_apart(name: str) -> None:
     one = theme.THEMES[name]
-    colours = [activity.edge(one) or activity.colour(one) for activity in theme.ACTIVITIES]
-    for seen in (None, *_COLOUR_BLIND):
+    activities = [activity.edge(one) or activity.colour(one) for activity in theme.ACTIVITIES]
+    kinds = [memory.fill(at, one) for at in range(len(KINDS))]
+    for colours, seen in product((activities, kinds), (None, *_COLOUR_BLIND)):
         labs = np.array([_lab(colour, seen) for colour in colours])
         apart = np.linalg.norm(labs[:, None] - labs, axis=2) + 1000 * np.eye(len(labs))
         assert apart.min() > 12, colours[int(apart.min(axis=1).argmin())]

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from ipu_exec import Options, trainingModel
 from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.file.reader import find_profile
 from ipuscope.reports.cli import main
+from tests.models import mean_square
 
 
 def test_an_ipu_of_the_profile_does_what_its_tasks_say(demo: Path) -> None:
@@ -50,6 +53,18 @@ def test_links_carry_what_is_copied(demo: Path) -> None:
     rate = report.meta["link_bytes_per_cycle"]
     assert links["busy"].to_numpy() == pytest.approx(links["bytes"].to_numpy() / rate / cycles)
     assert links["busy"].is_monotonic_decreasing
+
+
+def test_a_ring_sends_both_ways_round(tmp_path: Path) -> None:
+    """So that none of its links carries more than its rate."""
+    options = Options(autoreport=True, autoreport_dir=str(tmp_path)).replicationFactor(4)
+    model = mean_square(torch.nn.Linear(512, 512))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainingModel(model, options, sgd).compile(torch.ones(4, 512))
+    with open_report(tmp_path) as report:
+        slices = analysis.link_slices(report)
+        edges = np.linspace(slices["start"].min(), slices["end"].max(), 101)
+        assert 0.5 < analysis.link_traffic(report, slices, edges).max() <= 1
 
 
 def test_links_over_time_are_what_sql_and_the_command_say(demo: Path, capsys: Any) -> None:
