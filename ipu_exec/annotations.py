@@ -139,14 +139,7 @@ def BeginBlock(
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
-        begun = next(
-            (
-                hook
-                for hook in layer_to_call._forward_pre_hooks.values()
-                if isinstance(hook, _Begin)
-            ),
-            None,
-        )
+        begun = _begin_of(layer_to_call)
         if begun is not None:
             raise UsageError(
                 f"BeginBlock: the {type(layer_to_call).__name__} module has already been assigned"
@@ -162,7 +155,12 @@ def BeginBlock(
 
 def begins_block(module: torch.nn.Module) -> bool:
     """Whether `BeginBlock` was called on this very module."""
-    return any(isinstance(hook, _Begin) for hook in module._forward_pre_hooks.values())
+    return _begin_of(module) is not None
+
+
+def _begin_of(module: torch.nn.Module) -> _Begin | None:
+    hooks = module._forward_pre_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, _Begin)), None)
 
 
 class _BeginsBlock:
@@ -185,9 +183,7 @@ class _BeginsBlock:
 
 def module_repr(module: torch.nn.Module) -> str:
     """PyTorch's text for a module, with ``BeginBlock(...)`` before layers that begin Blocks."""
-    begun = next(
-        (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None
-    )
+    begun = _begin_of(module)
     about = [line for line in module.extra_repr().split("\n") if line]
     children = [
         f"({name}): " + module_repr(child).replace("\n", "\n  ")

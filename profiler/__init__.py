@@ -12,7 +12,6 @@ from ipuscope.profiler.report import Report, open_report
 
 
 def _in_html(report: Report) -> str:
-    """The facts of a report, for notebooks."""
     from ipuscope.profiler.notebook import summary_html
 
     return summary_html(report)

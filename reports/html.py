@@ -273,13 +273,11 @@ def _lines(report: Report) -> Iterator[Section]:
     """The user's lines whose operators take most, if any have one."""
     lines = source.lines(report)
     lines = lines[lines["file"] != ""].head(_TOP_LINES)
+    places = zip(lines["file"], lines["line"], strict=True)
+    texts = (source.line_of(report, *at).strip() for at in places)
     rows = [
-        (units.percent(row.share), f"{row.file}:{row.line}", text.strip(), str(row.ipus))
-        for row, text in zip(
-            units.rows_of(lines),
-            (source.line_of(report, *at) for at in zip(lines["file"], lines["line"], strict=True)),
-            strict=True,
-        )
+        (units.percent(row.share), f"{row.file}:{row.line}", text, str(row.ipus))
+        for row, text in zip(units.rows_of(lines), texts, strict=True)
     ]
     if rows:
         note = "Of the cycles of all operators, by the line that makes them."

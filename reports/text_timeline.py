@@ -252,14 +252,14 @@ def timeline(
     label = max(len("slowest"), len(f"{longest_name}{times}")) + 1
     drawn = grid(start, end, max(8, width - label))
     columns = len(drawn.edges) - 1
+
+    def ruled(name: str, words: list[str]) -> Line:
+        ruled_words = ruler(drawn.cells, drawn.width, words)
+        return (name.ljust(label), "dim"), (ruled_words, "dim")
+
     header = phase_header(cycles["phase"].tolist(), drawn.cells, columns)
-    lines: list[Line] = [
-        *([(("".ljust(label), ""), (header, "dim"))] if header else []),
-        (
-            ("cycle".ljust(label), "dim"),
-            (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim"),
-        ),
-    ]
+    lines: list[Line] = [(("".ljust(label), ""), (header, "dim"))] if header else []
+    lines.append(ruled("cycle", [str(p) for p in cycles["position"]]))
     seen: set[int] = set()
     lanes: dict[int, list[Line]] = {}
     looks: dict[int, list[Any]] = {}
@@ -296,14 +296,9 @@ def timeline(
         lines.append(((f"Equal lanes are one: --each prints all {len(ipus)}.", "dim"),))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
-        slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]
-        lines.append(
-            (("slowest".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, slowest), "dim"))
-        )
+        lines.append(ruled("slowest", [str(ipu) for ipu in cycles["slowest_ipu"]]))
     if drawn.width > max(map(len, lengths)):
-        lines.append(
-            (("cycles".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, lengths), "dim"))
-        )
+        lines.append(ruled("cycles", lengths))
     lines += [(), *legend(sorted(seen), width)]
     return (
         lines

@@ -177,7 +177,6 @@ def _taken_token(guard: Guard) -> Response | None:
 
 
 def _nonce() -> str:
-    """The nonce of the current answer."""
     if "nonce" not in g:
         g.nonce = secrets.token_urlsafe(16)
     return g.nonce
@@ -217,8 +216,7 @@ def _headers(response: Response, framed: bool = False) -> Response:
 def _answer_to(error: Exception) -> Response:
     """The failure in a line; 400 if Dash cannot read a request: callbacks show their own errors."""
     if isinstance(error, HTTPException):
-        code = error.code or 500
-        return _plain(error.description or error.name, code)
+        return _plain(error.description or error.name, error.code or 500)
     _log.debug("a request to %s was refused", request.path, exc_info=error)
     return _plain(f"This request cannot be answered ({type(error).__name__}).", 400)
 

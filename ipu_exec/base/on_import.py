@@ -23,8 +23,7 @@ class _Answers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in self.modules:
             return None
-        package = self.modules[name]
-        return importlib.machinery.ModuleSpec(name, self, is_package=package)
+        return importlib.machinery.ModuleSpec(name, self, is_package=self.modules[name])
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None

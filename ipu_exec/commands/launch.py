@@ -131,7 +131,6 @@ def _quieten() -> None:
 
 
 def _set_environment(asked: Wanted) -> None:
-    """Set the environment that the instances inherit."""
     os.environ[REPLICAS_VARIABLE] = str(asked.replicas)
     os.environ[IPUS_VARIABLE] = str(asked.ipus_per_replica)
     # what this process imports from where, they do too

@@ -129,13 +129,14 @@ def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) 
         for stage in range(source + 1, target + 1) if source < target else range(target, source):
             if placement.phases[stage] == placement.phases[source]:
                 needs.add((kind, stage, source))
+    loads, stores = (
+        {kind: tuple(of.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)}
+        for of in (tree.loads, tree.stores)
+    )
     return Phases(
         placement.phases,
-        {kind: tuple(tree.loads.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
-        {
-            kind: tuple(tree.stores.get((kind, k), 0) for k in stages)
-            for kind in (FORWARD, BACKWARD)
-        },
+        loads,
+        stores,
         frozenset(needs),
         options.strategy.parallel_phases and not placement.pipelined,
         {task: cycles_of(task) for task in (ENTER, RETURN, LEAVE)},

@@ -81,8 +81,7 @@ def aten(names: str) -> tuple[str, ...]:
 @cache
 def packet(aten_name: str) -> str:
     """``"aten.add.Tensor"`` -> ``"aten.add"``; a name without overload is itself."""
-    parts = aten_name.split(".")
-    return ".".join(parts[:2])
+    return ".".join(aten_name.split(".")[:2])
 
 
 def describe(*aten_names: str, **facts: Any) -> None:
@@ -93,6 +92,11 @@ def describe(*aten_names: str, **facts: Any) -> None:
     for name in aten_names:
         _INFOS[name] = replace(info(name), **facts)
         info.cache_clear()
+
+
+def describe_aten(names: str, **facts: Any) -> None:
+    """`describe` for `aten` of the names."""
+    describe(*aten(names), **facts)
 
 
 @cache

@@ -173,8 +173,7 @@ class _Reader:
             nbytes = sizes.get(storage, ceil(whole / (options.shards if storage in parted else 1)))
             again = storage in self.again and (made_in, direction) == (FORWARD, BACKWARD)
             rows.append((storage, made_in, maker, direction, reader, keeper, nbytes, whole, again))
-        columns = np.array(rows, dtype=np.int64).reshape(-1, 9).T
-        return Reads(*columns)
+        return Reads(*np.array(rows, dtype=np.int64).reshape(-1, 9).T)
 
     def _bytes(self, storage: int, block: int) -> int:
         layout = self.executable.tree.layouts.get((storage, block))

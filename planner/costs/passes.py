@@ -105,8 +105,7 @@ def touches(
     size = max(1, len(living))
     keys = np.unique((number * size + row)[number >= 0])
     numbers, first = np.unique(keys // size, return_index=True)
-    groups = np.split(keys % size, first[1:])
-    return dict(zip(numbers.tolist(), groups, strict=False))
+    return dict(zip(numbers.tolist(), np.split(keys % size, first[1:]), strict=False))
 
 
 def _by_operators(

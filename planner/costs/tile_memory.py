@@ -291,8 +291,7 @@ def passing_of(
     costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int], ipu: int
 ) -> np.ndarray:
     """`passing_through` of one IPU's stages together: int64[tile]."""
-    here = np.array(ipus) == ipu
-    return passing_through(costs, parts, ipus)[here].sum(axis=0)
+    return passing_through(costs, parts, ipus)[np.array(ipus) == ipu].sum(axis=0)
 
 
 def _always_and_running(

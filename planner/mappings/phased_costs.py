@@ -135,8 +135,7 @@ class Cut:
     @property
     def ipus(self) -> np.ndarray:
         """The IPU of each stage: int64[stage]."""
-        first = np.searchsorted(self.phase, self.phase)
-        return np.arange(len(self.phase)) - first
+        return np.arange(len(self.phase)) - np.searchsorted(self.phase, self.phase)
 
     @property
     def phases(self) -> int:

@@ -243,8 +243,7 @@ def no_mapping(
         f" {fullest.largest} ({fullest.largest_bytes:,} bytes); it is p={place.pipeline}"
         f" r={place.replicas} with a micro-batch of {place.priced.key.micro_batch}"
     )
-    enough = _enough_ipus(every, question)
-    return f"{text}. {enough}"
+    return f"{text}. {_enough_ipus(every, question)}"
 
 
 def no_phases(every: Iterable[PhasedCosts], question: Question) -> str:

@@ -133,7 +133,6 @@ def _correct_phased_memory(state: State, compiled: Candidate) -> None:
 
 
 def _most_blocks(candidate: Candidate) -> int:
-    """The most Blocks that a stage has."""
     return max(len(stage.blocks) for stage in candidate.mapping.stages)
 
 

@@ -351,8 +351,7 @@ class _Turn:
         costs = self.costs
         if costs.rings is None:
             return costs.least_reduce(self.num_ipus)
-        nbytes = self._on_ipus(self._sums(costs.gradients))
-        return costs.reduces(nbytes).max(axis=1)
+        return costs.reduces(self._on_ipus(self._sums(costs.gradients))).max(axis=1)
 
 
 def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndarray:

@@ -114,6 +114,8 @@ def _of_fullest_tiles(usage: Usage, ipus: Sequence[int], exact: bool) -> list[Ve
     code = usage.code_beyond[rows, tiles]
     there = np.vstack([there, np.where(code > 0, machine.region0_bytes + code, 0)])
     largest = np.where(code > 0, len(there) - 1, there.argmax(axis=0))
+    grow = region0.may_outgrow(usage.runs, machine)
+    of_each = zip(ipus, tiles.tolist(), largest.tolist(), grow.tolist(), strict=True)
     return [
         Verdict(
             ipu,
@@ -126,15 +128,7 @@ def _of_fullest_tiles(usage: Usage, ipus: Sequence[int], exact: bool) -> list[Ve
             of_code=words[which] == _CODE,
             open_code=grows,
         )
-        for row, (ipu, tile, which, grows) in enumerate(
-            zip(
-                ipus,
-                tiles.tolist(),
-                largest.tolist(),
-                region0.may_outgrow(usage.runs, machine).tolist(),
-                strict=True,
-            )
-        )
+        for row, (ipu, tile, which, grows) in enumerate(of_each)
     ]
 
 

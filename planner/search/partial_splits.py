@@ -96,8 +96,6 @@ _SLOWEST, _LINK, _UPDATE, _BEHIND = range(4)  # of the bounds
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of a table."""
-
     def where(self, rows: np.ndarray) -> Self:
         """Some of the rows."""
         return type(self)(*(getattr(self, one.name)[rows] for one in fields(self)))

@@ -76,7 +76,6 @@ class _Moved:
 
 
 def _moved(report: Report, steps: np.ndarray) -> dict[int, _Moved]:
-    """What each of the steps moves."""
     tensors = report.file.table(records.MovedTensor)
     rows = np.flatnonzero(np.isin(tensors["step"], steps))
     rows = rows[np.argsort(tensors["step"][rows], kind="stable")]

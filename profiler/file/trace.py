@@ -74,8 +74,7 @@ def distinct(tasks: Tasks) -> tuple[Tasks, np.ndarray]:
     order = np.lexsort((length, body))
     differs = (np.diff(body[order]) != 0) | (np.diff(length[order]) != 0)
     begins = np.flatnonzero(np.concatenate([[True], differs]))
-    times = np.diff(np.append(begins, len(order)))
-    return tasks.where(order[begins]), times
+    return tasks.where(order[begins]), np.diff(np.append(begins, len(order)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,8 +137,7 @@ class LoweredVariable(_Piece):
     @property
     def hasUnloweredVar(self) -> bool:
         """Whether it is a piece of a variable with its own entry in the liveness lists."""
-        category = self.variable.model.variables["category"]
-        return category[self.variable.row] in OWN_NAME
+        return self.variable.model.variables["category"][self.variable.row] in OWN_NAME
 
     @property
     def unloweredVar(self) -> VariableSize | None:

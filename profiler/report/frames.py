@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,13 +24,16 @@ def number(entries: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def frame_of(
-    columns: Mapping[str, Any], index: np.ndarray | None = None, copy: bool = True
+    columns: Mapping[str, Any] = MappingProxyType({}),
+    index: np.ndarray | None = None,
+    copy: bool = True,
+    **more: Any,
 ) -> pd.DataFrame:
     """A frame; ``copy=False`` is twice as fast for a large one if nobody else holds the arrays."""
     import pandas as pd
 
     return pd.DataFrame(
-        {name: series_of(values) for name, values in columns.items()},
+        {name: series_of(values) for name, values in {**columns, **more}.items()},
         index=None if index is None else pd.Index(index, name="id"),
         copy=copy,
     )
@@ -108,7 +112,7 @@ def summed(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     return sums
 
 
-def columns_without(columns: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
+def columns_without(columns: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The columns without these."""
     return {name: values for name, values in columns.items() if name not in names}
 

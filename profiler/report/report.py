@@ -179,11 +179,9 @@ class Report:
         steps, _ = self.sequence.body_vectors
         count = np.array([len(ids) for ids in steps], dtype=np.int64)
         return frame_of(
-            {
-                "body": columns["id"],
-                **columns_without(columns, "id", "starts", "steps"),
-                "steps": count,
-            }
+            body=columns["id"],
+            **columns_without(columns, "id", "starts", "steps"),
+            steps=count,
         )
 
     @cached
@@ -218,14 +216,12 @@ class Report:
             busy_share = np.where(largest > 0, total / (self.file.tile_count * largest), 1.0)
             balance = np.where(cycles < 0, np.nan, busy_share)
         return frame_of(
-            {
-                **{name: self._of_steps(name) for name in _STEPS_IN_ORDER},
-                "bytes_in": bytes_in,
-                "bytes_out": bytes_out,
-                "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
-                "tile_balance": balance,
-                "times": steps.steps_in_order("times"),
-            }
+            **{name: self._of_steps(name) for name in _STEPS_IN_ORDER},
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            active_tiles=np.where(cycles < 0, np.maximum(receivers, senders), busy),
+            tile_balance=balance,
+            times=steps.steps_in_order("times"),
         )
 
     def _of_steps(self, name: str) -> Any:
@@ -250,13 +246,11 @@ class Report:
         count, _, tiles = self.file.vector_sums(use["count"][here])
         kind = use["vertex_type"][here]
         frame = frame_of(
-            {
-                "vertex_type": looked_up(kind, types["id"], types["name"], "unknown"),
-                "count": count,
-                "tiles": tiles,
-                "code_bytes": tiles * looked_up(kind, types["id"], types["code_bytes"], 0),
-                "state_bytes": count * looked_up(kind, types["id"], types["state_bytes"], 0),
-            }
+            vertex_type=looked_up(kind, types["id"], types["name"], "unknown"),
+            count=count,
+            tiles=tiles,
+            code_bytes=tiles * looked_up(kind, types["id"], types["code_bytes"], 0),
+            state_bytes=count * looked_up(kind, types["id"], types["state_bytes"], 0),
         )
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
@@ -282,12 +276,10 @@ class Report:
             np.int64
         )
         frame = frame_of(
-            {
-                "vertex_type": looked_up(unique, types["id"], types["name"], "unknown"),
-                "compute_sets": np.bincount(which, minlength=len(unique)),
-                "count": number,
-                "state_bytes": number * looked_up(unique, types["id"], types["state_bytes"], 0),
-            }
+            vertex_type=looked_up(unique, types["id"], types["name"], "unknown"),
+            compute_sets=np.bincount(which, minlength=len(unique)),
+            count=number,
+            state_bytes=number * looked_up(unique, types["id"], types["state_bytes"], 0),
         )
         return frame.sort_values("state_bytes", ascending=False, ignore_index=True)
 
@@ -363,12 +355,10 @@ class Report:
         which, size = self.usage.live_at(ipu, step, tile)
         columns = {name: values[which] for name, values in self.usage.variables_of(ipu).items()}
         return frame_of(
-            {
-                "variable": columns["id"],
-                "name": self.file.names_of(records.Variable, columns["id"]),
-                **some_columns(columns, "category", "role", "op", "block"),
-                "bytes": size,
-            }
+            variable=columns["id"],
+            name=self.file.names_of(records.Variable, columns["id"]),
+            **some_columns(columns, "category", "role", "op", "block"),
+            bytes=size,
         )
 
     @cached_property
@@ -426,14 +416,12 @@ class Report:
         cycle, rows = self.file.table(records.PipelineCycle), self.trace.pipeline_rows(run)
         start, end = cycle["start"][rows] + offset, cycle["end"][rows] + offset
         return frame_of(
-            {
-                "position": cycle["position"][rows],
-                "phase": cycle["phase"][rows],
-                "start": start,
-                "end": end,
-                "cycles": end - start,
-                "slowest_ipu": cycle["slowest_ipu"][rows],
-            }
+            position=cycle["position"][rows],
+            phase=cycle["phase"][rows],
+            start=start,
+            end=end,
+            cycles=end - start,
+            slowest_ipu=cycle["slowest_ipu"][rows],
         )
 
     @recent
@@ -445,16 +433,14 @@ class Report:
         columns = self.trace.task_columns(run, tasks)
         body = self.file.table(records.Body)
         return frame_of(
-            {
-                **some_columns(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
-                "name": texts_of(body["name"], tasks.body),
-                "kind": texts_of(body["kind"], tasks.body),
-                "task": texts_of(body["task"], tasks.body),
-                **some_columns(columns, "direction", "stage", "micro_batch"),
-                "start": tasks.start,
-                "end": tasks.end,
-                "cycles": tasks.end - tasks.start,
-            },
+            **some_columns(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
+            name=texts_of(body["name"], tasks.body),
+            kind=texts_of(body["kind"], tasks.body),
+            task=texts_of(body["task"], tasks.body),
+            **some_columns(columns, "direction", "stage", "micro_batch"),
+            start=tasks.start,
+            end=tasks.end,
+            cycles=tasks.end - tasks.start,
             copy=False,
         )
 
@@ -483,18 +469,16 @@ class Report:
         block_of = np.concatenate([looked_up(step["op"], op["id"], op["block"], -1), none])
         no_text = np.full(len(none), "", dtype=object)
         return frame_of(
-            {
-                **columns,
-                "step": step_ids,
-                "op": op_of[what],
-                "block": block_of[what],
-                "kind": texts_of(np.concatenate([self.sequence.kinds, kind_of_body]), kind),
-                "type": texts_of(np.concatenate([step["type"], no_text]), what),
-                "name": texts_of(np.concatenate([step["name"], body["name"]]), what),
-                "start": slices.start,
-                "end": slices.end,
-                "cycles": slices.end - slices.start,
-            },
+            **columns,
+            step=step_ids,
+            op=op_of[what],
+            block=block_of[what],
+            kind=texts_of(np.concatenate([self.sequence.kinds, kind_of_body]), kind),
+            type=texts_of(np.concatenate([step["type"], no_text]), what),
+            name=texts_of(np.concatenate([step["name"], body["name"]]), what),
+            start=slices.start,
+            end=slices.end,
+            cycles=slices.end - slices.start,
             copy=False,
         )
 

@@ -92,7 +92,6 @@ def best(
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
-    """The split requested by the options."""
     from ipuscope.planner.search.split_search import best_split
     from ipuscope.planner.search.what_fits import fewest_ipus
 
@@ -231,8 +230,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
             lines.append(
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
-    table = Table("rebalance", frame, columns)
-    return Page(str(report.path), (table, proof, *lines))
+    return Page(str(report.path), (Table("rebalance", frame, columns), proof, *lines))
 
 
 def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +20,6 @@ from ipuscope.viewer.figures.lanes import FEW, stage_label
 from ipuscope.viewer.figures.lod import marker
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, Theme
 from ipuscope.viewer.figures.units import Clock, minus, percent, plain, rows_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MOST_STAGES = 48  # of stages
 _MOST_CHANGES = 10  # between two profiles
@@ -302,22 +299,20 @@ def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.
         for height, words in ticks:
             look = {"xanchor": "left", "xshift": 8, "bgcolor": theme.card, "opacity": 0.9}
             figure.add_annotation(note(at, height, html.escape(words), theme.text, 12, **look))
-    figure.update_layout(
-        theme.layout(
-            _HEIGHT,
-            xaxis={
-                "tickvals": list(range(len(drawn))),
-                "ticktext": [f"<b>{html.escape(name)}</b>" for name in names],
-                "side": "top",
-                "showgrid": False,
-                "range": [-0.2, len(drawn) - 0.4],
-                "fixedrange": True,
-            },
-            yaxis={"visible": False, "range": [-0.08, 1.08], "fixedrange": True},
-            margin={"l": 16, "r": 16, "t": 48, "b": 16},
-        )
+    return theme.laid_out(
+        figure,
+        _HEIGHT,
+        xaxis={
+            "tickvals": list(range(len(drawn))),
+            "ticktext": [f"<b>{html.escape(name)}</b>" for name in names],
+            "side": "top",
+            "showgrid": False,
+            "range": [-0.2, len(drawn) - 0.4],
+            "fixedrange": True,
+        },
+        yaxis={"visible": False, "range": [-0.08, 1.08], "fixedrange": True},
+        margin={"l": 16, "r": 16, "t": 48, "b": 16},
     )
-    return figure
 
 
 def _of_setting(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]:

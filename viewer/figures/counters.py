@@ -113,7 +113,12 @@ def drawn(
             "range": shown,
         }
         figure.layout[f"yaxis{number}"] = {
-            **_value_axis(theme),
+            "rangemode": "tozero",
+            "nticks": 3,
+            **dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), theme.line),
+            "fixedrange": True,
+            "automargin": False,
+            "tickfont": {"size": 11},
             "anchor": x,
             "domain": [max(0.0, top - _HIGH), top],
             **({"range": [0, 100], "ticksuffix": "%"} if row == 1 else {}),
@@ -136,19 +141,6 @@ def _time_axis(clock: Clock, theme: Theme, last: bool) -> dict[str, Any]:
         return {**axis, "matches": "x3", "showticklabels": False}
     font = {"size": 12, "color": theme.muted}
     return {**axis, "title": {"text": clock.title, "font": font, "standoff": 8}}
-
-
-def _value_axis(theme: Theme) -> dict[str, Any]:
-    return {
-        "rangemode": "tozero",
-        "nticks": 3,
-        "gridcolor": theme.line,
-        "linecolor": theme.line,
-        "zerolinecolor": theme.line,
-        "fixedrange": True,
-        "automargin": False,
-        "tickfont": {"size": 11},
-    }
 
 
 _LINK = {"light": "#e2367c", "dark": "#d664ab"}
@@ -251,15 +243,13 @@ def host_timeline(lanes: pd.DataFrame, ipus: int, theme: Theme) -> go.Figure:
             )
         )
     count = rows.nunique() + ipus
-    figure.update_layout(
-        theme.layout(
-            84 + 28 * count,
-            barmode="overlay",
-            bargap=0.2,
-            margin={"l": 150, "r": 16, "t": 12, "b": 44},
-            xaxis={"title": {"text": "ms from the first call on"}},
-            yaxis=NAMES_DOWN,
-            showlegend=False,
-        )
+    return theme.laid_out(
+        figure,
+        84 + 28 * count,
+        barmode="overlay",
+        bargap=0.2,
+        margin={"l": 150, "r": 16, "t": 12, "b": 44},
+        xaxis={"title": {"text": "ms from the first call on"}},
+        yaxis=NAMES_DOWN,
+        showlegend=False,
     )
-    return figure

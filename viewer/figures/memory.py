@@ -220,17 +220,15 @@ def liveness(
             figure.add_trace(line, row=row, col=1)
     if to_limit or of_tile.max(initial=0) > 0.7 * limit:
         _limit(figure, limit, theme, row=2, col=1)
-    figure.update_layout(
-        theme.layout(
-            440,
-            margin={"l": 72, "r": 16, "t": 32, "b": 48},
-            yaxis={"title": {"text": "MiB an IPU"}, "rangemode": "tozero"},
-            yaxis2={"title": {"text": "KiB on a tile"}, "rangemode": "tozero"},
-            xaxis2={"title": {"text": "program step"}},
-            hovermode="x",
-        )
+    return theme.laid_out(
+        figure,
+        440,
+        margin={"l": 72, "r": 16, "t": 32, "b": 48},
+        yaxis={"title": {"text": "MiB an IPU"}, "rangemode": "tozero"},
+        yaxis2={"title": {"text": "KiB on a tile"}, "rangemode": "tozero"},
+        xaxis2={"title": {"text": "program step"}},
+        hovermode="x",
     )
-    return figure
 
 
 def _line(
@@ -274,14 +272,12 @@ def tiles(
         _limit(figure, limit, theme)
     if selected is not None:
         figure.add_vline(x=selected, line={"color": theme.text, "width": 1, "dash": "dot"})
-    figure.update_layout(
-        theme.layout(
-            300,
-            xaxis={"title": {"text": "tile"}, "range": [-0.5, len(x) - 0.5]},
-            yaxis={"title": {"text": "KiB"}, "rangemode": "tozero"},
-        )
+    return theme.laid_out(
+        figure,
+        300,
+        xaxis={"title": {"text": "tile"}, "range": [-0.5, len(x) - 0.5]},
+        yaxis={"title": {"text": "KiB"}, "rangemode": "tozero"},
     )
-    return figure
 
 
 def colours_to(most: float, limit: float) -> list[tuple[float, str]]:
@@ -317,20 +313,18 @@ def chip(
             "<extra></extra>",
         )
     )
-    figure.update_layout(
-        theme.layout(
-            322,
-            margin={"l": 48, "r": 16, "t": 30, "b": 44},
-            xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
-            yaxis={
-                "title": {"text": "row"},
-                "showgrid": False,
-                "zeroline": False,
-                "autorange": "reversed",
-            },
-        )
+    return theme.laid_out(
+        figure,
+        322,
+        margin={"l": 48, "r": 16, "t": 30, "b": 44},
+        xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
+        yaxis={
+            "title": {"text": "row"},
+            "showgrid": False,
+            "zeroline": False,
+            "autorange": "reversed",
+        },
     )
-    return figure
 
 
 def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figure:
@@ -357,28 +351,26 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
     rows = -(-len(figure.data) // columns)
-    figure.update_layout(
-        theme.layout(
-            64 + 18 * rows + 30 * max(1, len(labels)),
-            barmode="stack",
-            bargap=0.25,
-            margin={"l": 64, "r": 16, "t": 12 + 18 * rows, "b": 44},
-            legend={
-                "orientation": "h",
-                "xref": "container",
-                "yref": "container",
-                "x": 0,
-                "y": 1,
-                "yanchor": "top",
-                "traceorder": "normal",
-                "maxheight": 0.9,  # else half, and a bar to scroll it
-                "font": {"size": 11},
-            },
-            xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
-            yaxis=NAMES_DOWN,
-        )
+    return theme.laid_out(
+        figure,
+        64 + 18 * rows + 30 * max(1, len(labels)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 16, "t": 12 + 18 * rows, "b": 44},
+        legend={
+            "orientation": "h",
+            "xref": "container",
+            "yref": "container",
+            "x": 0,
+            "y": 1,
+            "yanchor": "top",
+            "traceorder": "normal",
+            "maxheight": 0.9,  # else half, and a bar to scroll it
+            "font": {"size": 11},
+        },
+        xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
+        yaxis=NAMES_DOWN,
     )
-    return figure
 
 
 def tile_kinds(
@@ -401,20 +393,18 @@ def tile_kinds(
         )
     )
     top = float(size.max(initial=1)) / KIB
-    figure.update_layout(
-        theme.layout(
-            76 + 24 * max(1, len(order)),
-            bargap=0.25,
-            margin={"l": 168, "r": 24, "t": 8, "b": 44},
-            xaxis={
-                "title": {"text": "KiB on the tile, at its fullest step"},
-                "range": [0, top * 1.4],  # words stand behind the longest
-            },
-            yaxis={"type": "category", "showgrid": False},
-            showlegend=False,
-        )
+    return theme.laid_out(
+        figure,
+        76 + 24 * max(1, len(order)),
+        bargap=0.25,
+        margin={"l": 168, "r": 24, "t": 8, "b": 44},
+        xaxis={
+            "title": {"text": "KiB on the tile, at its fullest step"},
+            "range": [0, top * 1.4],  # words stand behind the longest
+        },
+        yaxis={"type": "category", "showgrid": False},
+        showlegend=False,
     )
-    return figure
 
 
 def lifetimes(
@@ -449,22 +439,21 @@ def lifetimes(
         words = "All that is live here is always live."
         figure.add_annotation(note(0.5, 0.5, words, theme.muted, 12, xref="paper", yref="paper"))
     figure.add_vline(x=step + 0.5, line={"color": theme.text, "width": 1, "dash": "dot"})
-    figure.update_layout(
-        theme.layout(
-            110 + 22 * max(3, len(labels)),
-            barmode="overlay",
-            bargap=0.25,
-            margin={"l": 64, "r": 16, "t": 32, "b": 44},
-            xaxis={"range": _around(start, stop, steps), "title": {"text": "program step"}},
-            yaxis={
-                "categoryorder": "array",
-                "categoryarray": labels[::-1],
-                "showgrid": False,
-                "type": "category",
-                "visible": bool(labels),
-            },
-            showlegend=True,
-        )
+    theme.laid_out(
+        figure,
+        110 + 22 * max(3, len(labels)),
+        barmode="overlay",
+        bargap=0.25,
+        margin={"l": 64, "r": 16, "t": 32, "b": 44},
+        xaxis={"range": _around(start, stop, steps), "title": {"text": "program step"}},
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": labels[::-1],
+            "showgrid": False,
+            "type": "category",
+            "visible": bool(labels),
+        },
+        showlegend=True,
     )
     return legend_above(figure, width, below=4)
 

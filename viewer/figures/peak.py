@@ -65,7 +65,7 @@ def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
     points = points.nlargest(_MOST_POINTS, "total_cycles")
     area = np.sqrt(points["total_cycles"] / max(1, points["total_cycles"].max()))
     traces = [_points(direction, points, 5 + 30 * area, theme) for direction in BY_DIRECTION]
-    low, high = (float(getattr(rows["intensity"], end)()) if len(rows) else 1.0 for end in _ENDS)
+    low, high = rows["intensity"].agg(["min", "max"]).tolist() if len(rows) else (1.0, 1.0)
     x = np.geomspace(low / 3, high * 3, 60)
     lines = [_line(name, x, y, dash, theme) for name, y, dash in _ceilings(report, x)]
     layout = theme.frame(
@@ -81,9 +81,6 @@ def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
         yaxis={"type": "log", "title": {"text": "FLOPs a cycle"}, "dtick": 1},
     )
     return Drawing([*lines, *(one for one in traces if one)], layout)
-
-
-_ENDS = ("min", "max")
 
 
 def _points(

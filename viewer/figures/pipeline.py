@@ -121,9 +121,8 @@ def _drawn(
     some: Iterable[int] | None = None,
 ) -> tuple[Canvas, Canvas]:
     """Tasks, steps and I/O tile work at a level of detail, of all lanes or of ``some``."""
-    few = (
-        _shown_tasks(lanes, low, high) <= _MOST_BARS
-    )  # then narrow ones have their hatching and their numbers, too
+    # of few, narrow ones have their hatching and their numbers, too
+    few = _shown_tasks(lanes, low, high) <= _MOST_BARS
     tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for lane in range(len(lanes.task_rows)) if some is None else some:
@@ -134,28 +133,22 @@ def _drawn(
         words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
         hover = _task_words(lanes, bars, clock, rows)
         tasks.add_bars(bars, lane + TASK[0], TASK[1], hover, words)
-        rows = lanes.step_rows
-        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = pieces.where(steps.add(rows, pieces, lane + STRIP[0], STRIP[1]))
-        hover = _step_words(lanes, bars, clock)
-        steps.add_bars(bars, lane + STRIP[0], STRIP[1], hover, [""] * len(bars))
-        rows = lanes.beside_rows
-        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = pieces.where(steps.add(rows, pieces, lane + BESIDE[0], BESIDE[1]))
-        hover = _task_words(lanes, bars, clock, rows)
-        steps.add_bars(bars, lane + BESIDE[0], BESIDE[1], hover, [""] * len(bars))
+        for rows, (at, height), words_of in (
+            (lanes.step_rows, STRIP, _step_words),
+            (lanes.beside_rows, BESIDE, _task_words),
+        ):
+            pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
+            bars = pieces.where(steps.add(rows, pieces, lane + at, height))
+            hover = words_of(lanes, bars, clock, rows)
+            steps.add_bars(bars, lane + at, height, hover, [""] * len(bars))
     return tasks, steps
 
 
 def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     rows = lanes.task_rows
-    return sum(
-        span.stop - span.start
-        for span in (
-            inside(rows.start[here], rows.end[here], low, high)
-            for here in map(rows.of, range(len(rows)))
-        )
-    )
+    slices = map(rows.of, range(len(rows)))
+    spans = (inside(rows.start[here], rows.end[here], low, high) for here in slices)
+    return sum(span.stop - span.start for span in spans)
 
 
 def _task_words(lanes: Lanes, pieces: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
@@ -164,22 +157,15 @@ def _task_words(lanes: Lanes, pieces: Pieces, clock: Clock, rows_of_lanes: Rows)
     columns = (lanes.tasks[name].array.take(at).tolist() for name in names)
     lines = []
     for name, batch, cycles, cycle, phase in zip(*columns, strict=True):
-        lines.append(
-            text_of(
-                [
-                    f"<b>{plain(name)}</b>",
-                    f"micro-batch {batch}" if batch >= 0 else "",
-                    clock.both(cycles),
-                    f"pipeline cycle {cycle}, {phase}" if phase else "",
-                ]
-            )
-        )
+        of_batch = f"micro-batch {batch}" if batch >= 0 else ""
+        of_cycle = f"pipeline cycle {cycle}, {phase}" if phase else ""
+        lines.append(text_of([f"<b>{plain(name)}</b>", of_batch, clock.both(cycles), of_cycle]))
     return lines
 
 
-def _step_words(lanes: Lanes, pieces: Pieces, clock: Clock) -> list[str]:
+def _step_words(lanes: Lanes, pieces: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
     steps, named = lanes.steps, lanes.steps.named
-    at = lanes.step_rows.source[pieces.first]
+    at = rows_of_lanes.source[pieces.first]
     names, kinds = named.name[steps.what[at]], [named.kinds[kind] for kind in steps.kind[at]]
     lengths = steps.end[at] - steps.start[at]
     lines = []

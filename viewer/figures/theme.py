@@ -125,6 +125,10 @@ class Theme:
     shade: str  # ramp-up and ramp-down, over the card
     limit: str  # what must not be crossed
 
+    def laid_out(self, figure: go.Figure, height: int, **more: object) -> go.Figure:
+        """The figure in its `frame`."""
+        return figure.update_layout(self.layout(height, **more))
+
     def layout(self, height: int, **more: object) -> go.Layout:
         """`frame` as plotly's object."""
         return go.Layout(self.frame(height, **more))

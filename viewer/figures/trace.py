@@ -74,10 +74,9 @@ class Trace:
             return [self.labels[at] for at in label.tolist()]
         return list(map(str, self.labels[label].tolist()))
 
-    def rows_of_steps(self, lanes: Collection[int] | None = None) -> list[int]:
-        """The rows to sum up, restricted to some IPUs if any are given."""
-        wanted = self.of_steps if lanes is None else self.of_steps & np.isin(self.ipu, list(lanes))
-        return np.flatnonzero(wanted).tolist()
+    def rows_of_steps(self) -> list[int]:
+        """The rows to sum up."""
+        return np.flatnonzero(self.of_steps).tolist()
 
 
 def flat(

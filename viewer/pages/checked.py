@@ -93,19 +93,10 @@ def _result(check: Check, blocks: int) -> Any:
     if not check.results:
         return common.message("Nothing was compiled yet.")
     first = check.results[0]
-    lead = (
-        html.P(["None of them runs."])
-        if first.problem
-        else html.P(
-            [
-                f"{first.prediction.assignment.named(blocks)} is the quickest"
-                f" {_of_compiled(len(check.results))}: ",
-                dcc.Link(
-                    "show it", href=f"/rebalance?starts={in_address(first.prediction.assignment)}"
-                ),
-            ]
-        )
-    )
+    split = first.prediction.assignment
+    quickest = f"{split.named(blocks)} is the quickest {_of_compiled(len(check.results))}: "
+    show = dcc.Link("show it", href=f"/rebalance?starts={in_address(split)}")
+    lead = html.P(["None of them runs."] if first.problem else [quickest, show])
     heads = ("Blocks a stage", "predicted", "compiled", "off by", "largest extent", "compiled", "")
     table = tables.small([_row(one, blocks) for one in check.results], heads, (0, 6))
     return [lead, html.Div(table, className="scroll")]

@@ -6,14 +6,14 @@ A control that belongs to a page's state has the id ``{"page": ..., "param": ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import plotly.graph_objects as go
-from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report, units
 from ipuscope.viewer.figures import flame
@@ -434,7 +434,7 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
     )
 
 
-def link(words: str, page: str, **params: object) -> Children:
+def link(words: Children, page: str, **params: object) -> Children:
     """A link to a place on a page of this viewer."""
     return dcc.Link(words, href=f"/{page}?{query(**params)}")
 
@@ -488,8 +488,21 @@ def figure_card(
 
 
 def opens(kind: str, path: Sequence[str], name: str) -> Children:
-    """A button with a part's name, which shows it; a callback takes ``{kind: path}``."""
+    """A button with a part's name, which shows it (`leads`)."""
     return html.Button(name, id={kind: flame.id_of(tuple(path))}, className="link", n_clicks=0)
+
+
+def leads(app: Dash, page: str, kind: str) -> None:
+    """Let the buttons that `opens` makes set the parameter *at* of the page."""
+
+    @app.callback(
+        Output(param_id(page, "at"), "value", allow_duplicate=True),
+        Input({kind: ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def into(clicks: list[int | None]) -> Any:
+        clicked = any(clicks) and isinstance(ctx.triggered_id, dict)
+        return ctx.triggered_id[kind] if clicked else no_update
 
 
 def trail(kind: str, at: Sequence[str], more: str = "") -> Children:
@@ -506,6 +519,12 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
         [child for name, value in rows for child in (html.Dt(name), html.Dd(value))],
         className="facts",
     )
+
+
+def shares(rows: Iterable[tuple[float, list[Children]]]) -> Children:
+    """A list of what takes the time, each with its share of it."""
+    entries = [html.Li([html.B(units.percent(share)), html.Span(what)]) for share, what in rows]
+    return html.Ol(entries, className="waits")
 
 
 def separated(links: Sequence[Children], between: str = " · ") -> list[Children]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import ALL, Dash, Input, Output, ctx, html, no_update
+from dash import Dash, Input, Output, html
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis.compare import LEVELS
@@ -97,15 +97,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
     clicked = Input("compare-path", "clickData")
     common.sets(app, NAME, "compared", ["at"], clicked, *common.param_state(NAME, "at"))
-
-    @app.callback(
-        Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
-        Input({"compared": ALL}, "n_clicks"),
-        prevent_initial_call=True,
-    )
-    def back(clicks: list[int | None]) -> Any:
-        clicked = any(clicks) and isinstance(ctx.triggered_id, dict)
-        return ctx.triggered_id["compared"] if clicked else no_update
+    common.leads(app, NAME, "compared")
 
     @app.callback(
         Output("compare-path", "figure"),

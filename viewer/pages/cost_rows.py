@@ -218,7 +218,6 @@ class Operators:
         return sums
 
     def _mask(self, wanted: Wanted) -> np.ndarray:
-        """The operators that are asked for."""
         frame = self.frame
         mask = np.ones(len(frame), dtype=bool)
         if wanted.stage >= 0:
@@ -335,7 +334,6 @@ def _plain(value: Any) -> Any:
 
 
 def _steps(report: Report, operator: int, depth: int) -> list[dict[str, Any]]:
-    """The program steps of an operator."""
     steps = report.program_steps()
     own = steps[steps["op"] == operator]
     return [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import hierarchy, regions, source
@@ -29,7 +29,7 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, cost_rows, refused, tables, timespan
 from ipuscope.viewer.pages.common import Page, View
-from ipuscope.viewer.pages.details import step_details
+from ipuscope.viewer.pages.details import step_details, step_row
 from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
@@ -172,16 +172,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
 
-    @app.callback(
-        Output(at, "value", allow_duplicate=True),
-        Input({"part": ALL}, "n_clicks"),
-        prevent_initial_call=True,
-    )
-    def into(clicks: list[int | None]) -> Any:
-        if not any(clicks) or not isinstance(ctx.triggered_id, dict):
-            return no_update
-        return ctx.triggered_id["part"]
-
+    common.leads(app, NAME, "part")
     _register_flame(app, profiles)
 
     @app.callback(
@@ -210,12 +201,9 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def chosen(profile: Any, op: Any, node: Any, where: Any) -> Any:
         report, theme = profiles.get(profile), common.theme_of(where)
-        number, at_node = common.whole(op, -1), common.whole(node, -1)
-        if at_node >= 0:  # without one, the steps need not be read
-            at = np.flatnonzero(report.sequence.steps_in_order("program") == at_node)
-            if len(at):
-                step = report.program_steps().iloc[int(at[0])]
-                return step_details(report, step, Clock(report.target.clock_hz), theme)
+        number, step = common.whole(op, -1), step_row(report, "program", common.whole(node, -1))
+        if step is not None:
+            return step_details(report, step, Clock(report.target.clock_hz), theme)
         if number < 0 or number not in report.ops.index:
             return common.message("Click an operator or a step in the table.")
         return operator_details(profiles, report, number, theme)
@@ -429,25 +417,13 @@ def hottest(report: Report) -> Any:
     rows = source.lines(report)
     shown = rows[rows["file"] != ""].head(_HOTTEST)
     places = zip(shown["file"].tolist(), shown["line"].tolist(), strict=True)
-    entries = [
-        html.Li(
-            [
-                html.B(units.percent(row.share)),
-                html.Span(
-                    [
-                        common.source_link(file, line),
-                        " ",
-                        html.Code(source.line_of(report, file, line)),
-                        " ",
-                        common.link("in the timeline", "timeline", find=row.largest),
-                    ]
-                ),
-            ]
-        )
-        for (file, line), row in zip(places, units.rows_of(shown), strict=True)
-    ]
+    entries = []
+    for (file, line), row in zip(places, units.rows_of(shown), strict=True):
+        there = common.link("in the timeline", "timeline", find=row.largest)
+        text = html.Code(source.line_of(report, file, line))
+        entries.append((row.share, [common.source_link(file, line), " ", text, " ", there]))
     note = html.P("Of the cycles of all operators, by the line that makes them:", className="note")
-    return [note, html.Ol(entries, className="waits")]
+    return [note, common.shares(entries)]
 
 
 def file_listing(report: Report, file: str) -> Any:

@@ -75,6 +75,14 @@ def task_details(
     return [common.facts(rows), html.P(common.separated(links)), pin]
 
 
+def step_row(report: Report, column: str, number: int) -> Any:
+    """A row of `Report.program_steps`, by "step" or "program"; None where there is none."""
+    if number < 0:  # reading the steps in vain takes as long as finding one
+        return None
+    at = np.flatnonzero(report.sequence.steps_in_order(column) == number)
+    return report.program_steps().iloc[int(at[0])] if len(at) else None
+
+
 def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:
     """Details of a program step: a row of `Report.program_steps`."""
     op = report.ops.loc[step["op"]] if step["op"] in report.ops.index else None

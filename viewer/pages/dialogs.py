@@ -70,22 +70,17 @@ def matches(report: Report, words: str) -> list[Any]:
         if words in f"stage {stage} {blocks}".lower()
     ][:_MOST]
     links = [*stages]
-    for record, kind, page in (
-        (records.Op, "operator", "costs"),
-        (records.Variable, "variable", "memory"),
+    for record, kind, page, key in (
+        (records.Op, "operator", "costs", "op"),
+        (records.Variable, "variable", "memory", "variable"),
     ):
         columns = report.file.table(record)
-        ids = columns["id"]
-        names = report.file.names_of(record, ids)
+        names = report.file.names_of(record, columns["id"])
         for at in _with(names, words):
-            place = {"op": int(ids[at])} if page == "costs" else {"variable": int(ids[at])}
-            if page == "memory":
-                place |= {"ipu": int(columns["ipu"][at])}
-            links.append((kind, str(names[at]), {"page": page, **place}))
-    return [
-        dcc.Link([html.Span(kind), name], href=f"/{place.pop('page')}?{common.query(**place)}")
-        for kind, name, place in links
-    ]
+            of_memory = {"ipu": int(columns["ipu"][at])} if page == "memory" else {}
+            place = {"page": page, key: int(columns["id"][at]), **of_memory}
+            links.append((kind, str(names[at]), place))
+    return [common.link([html.Span(kind), name], **place) for kind, name, place in links]
 
 
 def _with(names: Any, words: str) -> list[int]:

@@ -333,7 +333,6 @@ def _gaps(report: Report) -> str:
 
 
 def _register_live(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     common.zooms(app, NAME, "liveness-heat", "low", "high", "yaxis")
     common.sets(

@@ -72,21 +72,10 @@ def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
     clock = Clock(report.target.clock_hz)
     critical = waits.of(report)
     rows = critical.longest.head(MOST_WAITS)
-    entries = [
-        html.Li(
-            [
-                html.B(units.percent(row.share)),
-                html.Span(
-                    [
-                        sentence(row.what),
-                        " ",
-                        dcc.Link("in the trace", href=timespan.link_to_wait(row, critical.total)),
-                    ]
-                ),
-            ]
-        )
-        for row in units.rows_of(rows)
-    ]
+    entries = []
+    for row in units.rows_of(rows):
+        there = dcc.Link("in the trace", href=timespan.link_to_wait(row, critical.total))
+        entries.append((row.share, [sentence(row.what), " ", there]))
     chart = bars_card(
         f"What {analysis.turn(report)} waits for",
         "waterfall",
@@ -95,7 +84,7 @@ def _why(report: Report, theme: Theme, profiles: Profiles) -> Any:
     )
     share = units.percent(float(rows["share"].sum()))
     note = f"Together {share} of it."
-    longest = common.card("The longest waits", html.Ol(entries, className="waits"), note=note)
+    longest = common.card("The longest waits", common.shares(entries), note=note)
     return html.Div([chart, longest], className="row")
 
 
@@ -201,7 +190,6 @@ def _machine(of: facts.Facts) -> list[tuple[str, Any]]:
 
 
 def _fullest(report: Report, _: Theme, profiles: Profiles) -> Any:
-    """The fullest tile in words."""
     if not len(tiles := _tiles(report, profiles)):
         return []
     tile = facts.Fullest.of(report, tiles)

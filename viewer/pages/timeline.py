@@ -28,7 +28,7 @@ from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import causes, common, hits, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
-from ipuscope.viewer.pages.details import step_details, task_details
+from ipuscope.viewer.pages.details import step_details, step_row, task_details
 from ipuscope.viewer.pages.timespan import Arrangement, Span, Window
 from ipuscope.viewer.profiles import Profiles
 
@@ -384,15 +384,9 @@ def _details(app: Dash, profiles: Profiles) -> None:
         details: list[Any] = [_slice(it, position)] if here else []
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
-        given = number >= 0  # reading the steps in vain takes as long as finding one
-        row = (
-            np.flatnonzero(it.report.sequence.steps_in_order("step") == number)
-            if given
-            else np.zeros(0)
-        )
-        if len(row):
-            theme, frame = common.theme_of(where), it.report.program_steps()
-            details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
+        row = step_row(it.report, "step", number)
+        if row is not None:
+            details += step_details(it.report, row, it.clock, common.theme_of(where))
         if details:
             return details
         return timespan.nothing_at(at, it.rows.end, len(it.rows.names), "anything in the timeline")

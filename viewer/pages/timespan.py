@@ -338,19 +338,12 @@ class Span:
             return self._named() if ipu is None else [(ipu, f"IPU {ipu}")]
 
         def flames() -> Trace:
-            names, shown = report.ops["name"], lanes()
-            drawn = [
-                (
-                    name if len(shown) > 1 else "task",
-                    trace_figures.flame(
-                        report.steps(run, one, iteration),
-                        report.tasks(run, one, iteration),
-                        names,
-                        streaming_steps(report),
-                    ),
-                )
-                for one, name in shown
-            ]
+            names, streaming, shown = report.ops["name"], streaming_steps(report), lanes()
+            drawn = []
+            for one, name in shown:
+                steps, tasks = (of(run, one, iteration) for of in (report.steps, report.tasks))
+                flame = trace_figures.flame(steps, tasks, names, streaming)
+                drawn.append((name if len(shown) > 1 else "task", flame))
             return trace_figures.stacked(drawn)
 
         key = ("trace", run, iteration, ipu, form, self.arrangement)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -116,15 +117,8 @@ def locate(
     waits = set() if phased or placement.pipelined else _read_backward(graph, placement, ops, again)
     remote = _remote(graph, locations, shared, waits, phased)
     remote = _where_stages_say(graph, placement, options, remote)
-    updates = by_weight(
-        graph,
-        [
-            op
-            for (direction, _), mine in ops.items()
-            if direction == Direction.UPDATE
-            for op in mine
-        ],
-    )
+    of_updates = (mine for (direction, _), mine in ops.items() if direction == Direction.UPDATE)
+    updates = by_weight(graph, [*chain.from_iterable(of_updates)])
     split = _split(graph, locations, groupings, updates, shared, phased)
     weights = {graph.storages[storage].owner for storage in split}
     return Places(

@@ -217,7 +217,6 @@ def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bo
 
 
 def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
-    """The stage of each Block."""
     by_name = {name: index for index, stage in enumerate(stages) for name in stage.blocks}
     block_stage = []
     for block in graph.blocks:

@@ -16,7 +16,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
 from ipu_exec.lowering.costs import transform_cycles
 from ipu_exec.lowering.layouts import Spread, is_dense, result_spread, spread_of, touched
-from ipu_exec.lowering.operator_info import Promotion, aten, describe, words
+from ipu_exec.lowering.operator_info import Promotion, describe, describe_aten, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
@@ -414,38 +414,30 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
 
 
 # PopART has a variant that writes over the operand (willow/include/popart/op/*.hpp).
-describe(
-    *aten(
-        """add sub mul pow relu leaky_relu exp expm1 log1p sigmoid ceil floor round clamp clamp_min
-        clamp_max elu selu silu sign softplus hardsigmoid hardshrink softshrink atan asinh sinh gelu
-        threshold hardtanh"""
-    ),
+describe_aten(
+    """add sub mul pow relu leaky_relu exp expm1 log1p sigmoid ceil floor round clamp clamp_min
+    clamp_max elu selu silu sign softplus hardsigmoid hardshrink softshrink atan asinh sinh gelu
+    threshold hardtanh""",
     in_place=True,
 )
 # What the updates of optimisers are made of (popart's ``AdamUpdater`` and others).
-describe(
-    *aten(
-        """add sub mul div sqrt pow square neg reciprocal rsqrt lerp addcdiv addcmul clamp clamp_min
-        clamp_max sign exp maximum where"""
-    ),
+describe_aten(
+    """add sub mul div sqrt pow square neg reciprocal rsqrt lerp addcdiv addcmul clamp clamp_min
+    clamp_max sign exp maximum where""",
     fused_in_update=True,
 )
-describe(
-    *aten("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh"), divides=True
-)
-describe(*aten("lt le gt ge maximum minimum relu clamp"), compares=True)
-describe(*aten("add add_"), addition=True)
+describe_aten("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh", divides=True)
+describe_aten("lt le gt ge maximum minimum relu clamp", compares=True)
+describe_aten("add add_", addition=True)
 describe("aten.prelu", promotion=Promotion.OPERANDS)
 # Of what a tensor is made like only the shape is read.
-describe(
-    *aten(
-        """ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty
-        new_empty_strided"""
-    ),
+describe_aten(
+    """ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty
+    new_empty_strided""",
     unread=(0,),
 )
-describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
-describe(*aten("_to_copy clone"), copy=True)
-describe(*aten("clone copy_ new_zeros"), moves=True)
-describe(*aten("_to_copy"), popart_name="Cast")
-describe(*aten("clamp clamp_"), popart_name="Clip")
+describe_aten("empty empty_like empty_strided new_empty new_empty_strided", leaves_unwritten=True)
+describe_aten("_to_copy clone", copy=True)
+describe_aten("clone copy_ new_zeros", moves=True)
+describe_aten("_to_copy", popart_name="Cast")
+describe_aten("clamp clamp_", popart_name="Clip")

@@ -21,7 +21,7 @@ from ipu_exec.lowering.layouts import (
     split_evenly,
     spread_of,
 )
-from ipu_exec.lowering.operator_info import aten, describe, words
+from ipu_exec.lowering.operator_info import aten, describe_aten, words
 from ipu_exec.lowering.operators.elementwise import base_name, elementwise
 from ipu_exec.lowering.operators.reduce import reduce_cycles
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -503,17 +503,15 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((spread.layout(out.dtype), *build.linear_layouts(spec.outputs[1:])))
 
 
-describe(
-    *aten(
-        """embedding embedding_bag index_select gather index index_put scatter scatter_add
-        scatter_reduce"""
-    ),
+describe_aten(
+    """embedding embedding_bag index_select gather index index_put scatter scatter_add
+    scatter_reduce""",
     uses_memory_proportion=True,
 )
-describe(*aten("index index_select gather embedding_dense_backward"), moves=True)
-describe(*aten("embedding index_select gather"), popart_name="Gather")
-describe(*aten("embedding_dense_backward"), popart_name="GatherGrad")
-describe(*aten("scatter scatter_"), popart_name="Scatter")
-describe(
-    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"), popart_name="ScatterReduce"
+describe_aten("index index_select gather embedding_dense_backward", moves=True)
+describe_aten("embedding index_select gather", popart_name="Gather")
+describe_aten("embedding_dense_backward", popart_name="GatherGrad")
+describe_aten("scatter scatter_", popart_name="Scatter")
+describe_aten(
+    "scatter_add scatter_add_ scatter_reduce scatter_reduce_", popart_name="ScatterReduce"
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, digest, is_contiguous, result_spread, split_evenly
-from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operator_info import describe_aten
 from ipu_exec.lowering.operators.elementwise import base_name, bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import reduce_over
 from ipu_exec.lowering.operators.reduce_vertices import VECTOR_BYTES
@@ -218,5 +218,5 @@ def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
 
 
-describe(*aten("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d"), popart_name="Nll")
-describe(*aten("nll_loss_backward nll_loss2d_backward"), popart_name="NllGrad")
+describe_aten("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d", popart_name="Nll")
+describe_aten("nll_loss_backward nll_loss2d_backward", popart_name="NllGrad")

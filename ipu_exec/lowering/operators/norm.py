@@ -10,7 +10,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, result_spread
-from ipu_exec.lowering.operator_info import Promotion, aten, describe
+from ipu_exec.lowering.operator_info import Promotion, aten, describe_aten
 from ipu_exec.lowering.operators.elementwise import bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import Reduced, broadcast_back, reduce_over
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -285,24 +285,20 @@ def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 # A norm of float16 may have parameters in float32.
-describe(*aten("layer_norm group_norm"), promotion=Promotion.PARAMETERS)
-describe(
-    *aten("native_layer_norm layer_norm native_group_norm group_norm"),
+describe_aten("layer_norm group_norm", promotion=Promotion.PARAMETERS)
+describe_aten(
+    "native_layer_norm layer_norm native_group_norm group_norm",
     popart_name="GroupNormalization",
 )
-describe(
-    *aten("native_layer_norm_backward native_group_norm_backward"),
+describe_aten(
+    "native_layer_norm_backward native_group_norm_backward",
     popart_name="GroupNormalizationGrad",
 )
-describe(
-    *aten(
-        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm"
-    ),
+describe_aten(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm",
     popart_name="BatchNormalization",
 )
-describe(
-    *aten(_BATCH_NORMS), *aten("native_batch_norm_backward batch_norm_backward"), over_batch=True
-)
-describe(
-    *aten("native_batch_norm_backward batch_norm_backward"), popart_name="BatchNormalizationGrad"
+describe_aten(f"{_BATCH_NORMS} native_batch_norm_backward batch_norm_backward", over_batch=True)
+describe_aten(
+    "native_batch_norm_backward batch_norm_backward", popart_name="BatchNormalizationGrad"
 )

@@ -17,7 +17,7 @@ import numpy as np
 from ipu_exec.graph import ValueRef
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
-from ipu_exec.lowering.operator_info import Arguments, aten, describe
+from ipu_exec.lowering.operator_info import Arguments, aten, describe_aten
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.products.product_shares import CHANNEL_RUN
@@ -345,16 +345,13 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((spread.layout(out.dtype),))
 
 
-describe(
-    *aten(
-        "max_pool1d max_pool2d"
-        " max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
-    ),
+describe_aten(
+    "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices",
     popart_name="MaxPool",
 )
-describe(
-    *aten("max_pool2d_with_indices_backward max_pool3d_with_indices_backward"),
+describe_aten(
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
     popart_name="MaxPoolGrad",
 )
-describe(*aten("avg_pool1d avg_pool2d avg_pool3d"), popart_name="AveragePool")
-describe(*aten("avg_pool2d_backward avg_pool3d_backward"), popart_name="AveragePoolGrad")
+describe_aten("avg_pool1d avg_pool2d avg_pool3d", popart_name="AveragePool")
+describe_aten("avg_pool2d_backward avg_pool3d_backward", popart_name="AveragePoolGrad")

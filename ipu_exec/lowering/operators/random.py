@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import result_spread, spread_of
-from ipu_exec.lowering.operator_info import aten, describe, words
+from ipu_exec.lowering.operator_info import describe_aten, words
 from ipu_exec.lowering.operators.elementwise import base_name, bring
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
@@ -66,6 +66,6 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((spread.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
 
 
-describe(*aten("rand_like randn_like randint_like"), unread=(0,))
-describe(*aten("native_dropout dropout"), popart_name="Dropout")
-describe(*aten("native_dropout_backward"), popart_name="DropoutGrad")
+describe_aten("rand_like randn_like randint_like", unread=(0,))
+describe_aten("native_dropout dropout", popart_name="Dropout")
+describe_aten("native_dropout_backward", popart_name="DropoutGrad")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
-from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operator_info import describe_aten
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.operators.reduce_vertices import (
     FLOAT_BYTES,
@@ -389,12 +389,12 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
-describe(*aten("linalg_vector_norm norm sum mean"), reduces_parts=True)
-describe(*aten("max min amax amin argmax"), compares=True)
-describe(*aten("sum"), popart_name="ReduceSum")
-describe(*aten("mean"), popart_name="ReduceMean")
-describe(*aten("amax max"), popart_name="ReduceMax")
-describe(*aten("amin min"), popart_name="ReduceMin")
-describe(*aten("prod"), popart_name="ReduceProd")
-describe(*aten("argmax"), popart_name="ArgMax")
-describe(*aten("argmin"), popart_name="ArgMin")
+describe_aten("linalg_vector_norm norm sum mean", reduces_parts=True)
+describe_aten("max min amax amin argmax", compares=True)
+describe_aten("sum", popart_name="ReduceSum")
+describe_aten("mean", popart_name="ReduceMean")
+describe_aten("amax max", popart_name="ReduceMax")
+describe_aten("amin min", popart_name="ReduceMin")
+describe_aten("prod", popart_name="ReduceProd")
+describe_aten("argmax", popart_name="ArgMax")
+describe_aten("argmin", popart_name="ArgMin")

@@ -18,7 +18,7 @@ from ipu_exec.lowering.layouts import (
     is_contiguous,
     spread_of,
 )
-from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operator_info import aten, describe, describe_aten
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.operators.reduce_vertices import FLOAT_BYTES
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
@@ -254,12 +254,12 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(layouts, note=f"{len(bitonic_steps(extent, most))} steps")
 
 
-describe(*aten("cat stack slice_backward select_backward"), moves=True)
+describe_aten("cat stack slice_backward select_backward", moves=True)
 describe("aten.topk", compares=True)
-describe(*aten("cat concat concatenate"), popart_name="Concat")
-describe(*aten("topk"), popart_name="TopK")
-describe(*aten("cumsum"), popart_name="CumSum")
-describe(*aten("constant_pad_nd pad"), popart_name="Pad")
+describe_aten("cat concat concatenate", popart_name="Concat")
+describe_aten("topk", popart_name="TopK")
+describe_aten("cumsum", popart_name="CumSum")
+describe_aten("constant_pad_nd pad", popart_name="Pad")
 
 
 # -- views ---
@@ -267,22 +267,20 @@ describe(*aten("constant_pad_nd pad"), popart_name="Pad")
 
 
 # Free on the IPU: a view is another way to index the same elements, and the compiler resolves it.
-describe(
-    *aten(
-        """view _unsafe_view _reshape_alias reshape t transpose swapaxes permute movedim expand
-        expand_as view_as slice select narrow split split_with_sizes chunk unsafe_split unsafe_chunk
-        unsafe_split_with_sizes unbind squeeze unsqueeze detach detach_ alias as_strided unfold
-        flatten unflatten diagonal view_as_real view_as_complex lift_fresh lift numpy_T mT
-        resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ as_strided_ set_ _conj
-        hsplit vsplit tensor_split"""
-    ),
+describe_aten(
+    """view _unsafe_view _reshape_alias reshape t transpose swapaxes permute movedim expand
+    expand_as view_as slice select narrow split split_with_sizes chunk unsafe_split unsafe_chunk
+    unsafe_split_with_sizes unbind squeeze unsqueeze detach detach_ alias as_strided unfold
+    flatten unflatten diagonal view_as_real view_as_complex lift_fresh lift numpy_T mT
+    resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ as_strided_ set_ _conj
+    hsplit vsplit tensor_split""",
     view=True,
 )
-describe(
-    *aten("lift_fresh.default _assert_async.msg _local_scalar_dense.default promote_types.default"),
+describe_aten(
+    "lift_fresh.default _assert_async.msg _local_scalar_dense.default promote_types.default",
     on_host=True,
 )
-describe(*aten("view _unsafe_view reshape"), popart_name="Reshape")
-describe(*aten("t transpose permute"), popart_name="Transpose")
-describe(*aten("slice select"), popart_name="Slice")
-describe(*aten("slice split narrow"), makes_different=True)
+describe_aten("view _unsafe_view reshape", popart_name="Reshape")
+describe_aten("t transpose permute", popart_name="Transpose")
+describe_aten("slice select", popart_name="Slice")
+describe_aten("slice split narrow", makes_different=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import result_spread
-from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operator_info import describe_aten
 from ipu_exec.lowering.operators.elementwise import bring
 from ipu_exec.lowering.operators.reduce import broadcast_back, dims_of, reduce_over
 from ipu_exec.lowering.plan import OpSpec, Plan
@@ -80,6 +80,6 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 # PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).
-describe(*aten("softmax _softmax _log_softmax"), in_place=True)
-describe(*aten("_softmax softmax _safe_softmax"), popart_name="Softmax")
-describe(*aten("_log_softmax log_softmax"), popart_name="LogSoftmax")
+describe_aten("softmax _softmax _log_softmax", in_place=True)
+describe_aten("_softmax softmax _safe_softmax", popart_name="Softmax")
+describe_aten("_log_softmax log_softmax", popart_name="LogSoftmax")

@@ -125,7 +125,6 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
 
 
 def _arrays(*counts: Ints) -> list[np.ndarray]:
-    """Counts as arrays of int64."""
     return [np.asarray(count, np.int64) for count in counts]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
-from ipu_exec.lowering.operator_info import Arguments, Promotion, aten, describe
+from ipu_exec.lowering.operator_info import Arguments, Promotion, aten, describe_aten
 from ipu_exec.lowering.operators.reduce import reduce_over
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.products import amp
@@ -459,10 +459,10 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
 
 
-describe(*aten("convolution _convolution"), uses_memory_proportion=True)
-describe(
-    *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+describe_aten("convolution _convolution", uses_memory_proportion=True)
+describe_aten(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
     promotion=Promotion.INPUT,
 )
-describe(*aten("convolution _convolution conv1d conv2d conv3d"), popart_name="Conv")
-describe(*aten("convolution_backward"), popart_name="ConvGrad")
+describe_aten("convolution _convolution conv1d conv2d conv3d", popart_name="Conv")
+describe_aten("convolution_backward", popart_name="ConvGrad")

@@ -18,7 +18,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.costs import transform_cycles
 from ipu_exec.lowering.layouts import spread_of
-from ipu_exec.lowering.operator_info import Promotion, aten, describe
+from ipu_exec.lowering.operator_info import Promotion, aten, describe, describe_aten
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.products import amp, joint_plan, transposed_weights
@@ -401,15 +401,13 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     return done.plan(build)
 
 
-describe(*aten("mm addmm bmm baddbmm mv addmv dot linear matmul"), uses_memory_proportion=True)
+describe_aten("mm addmm bmm baddbmm mv addmv dot linear matmul", uses_memory_proportion=True)
 # Also those that PyTorch makes of these, as a model calls them.
-describe(
-    *aten(
-        """bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
-        tensordot"""
-    ),
+describe_aten(
+    """bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
+    tensordot""",
     promotion=Promotion.OPERANDS,
 )
 describe("aten.linear", promotion=Promotion.INPUT)
-describe(*aten("mm bmm mv matmul"), popart_name="MatMul")
-describe(*aten("addmm addmm_"), popart_name="Gemm")
+describe_aten("mm bmm mv matmul", popart_name="MatMul")
+describe_aten("addmm addmm_", popart_name="Gemm")

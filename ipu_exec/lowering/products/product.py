@@ -578,7 +578,6 @@ class _ProductSteps:
         return np.where(padded, 0, whole)
 
     def _vertex_cycles(self) -> Array:
-        """The vertex cycles of each tile in a serial step."""
         share, splits = self.share, self.splits
         cycles = vertex_cycles(
             self.part,
