@@ -20,7 +20,6 @@ from ipuscope.planner.costs.estimates import (
     variables_alike,
 )
 from ipuscope.planner.costs.host_streams import HostStreams
-from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import with_a_block
 from ipuscope.planner.levers.settings import STATES, Levers
@@ -288,7 +287,7 @@ class Basis:
     def assignment_with(self, levers: Levers) -> Assignment:
         """The split, and how its stages save memory."""
         assignment = levers.split or self.present
-        ways = assignment.choices or Choice.as_profiled(self.costs, assignment.starts)
+        ways = assignment.choices or self.costs.choices_of(assignment.starts)
         if levers.recompute is not None:
             ways = tuple(replace(way, recompute=levers.recompute) for way in ways)
         if levers.state:
