@@ -12,11 +12,10 @@ import numpy as np
 
 from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.estimates import (
-    QUICKEST,
-    SLOWEST,
+    BOUNDS,
     Sizes,
     estimated,
-    estimated_cycles,
+    scaled_cycles,
     variables_alike,
 )
 from ipuscope.planner.costs.host_streams import HostStreams
@@ -193,23 +192,18 @@ class Basis:
     def bounds(self, levers: Levers) -> tuple[float, ...]:
         """Samples a second at the least and most, by what the planner may make of other samples."""
         rates = []
-        for bound in (SLOWEST, QUICKEST):
-            costs = self.costs_with(levers, bound)
+        for costs in (self.costs_with(levers, bound) for bound in BOUNDS):
             total = assignment_cycles(costs, self.assignment_with(levers))
             rates.append(costs.samples * costs.micro_batches * costs.machine.clock_hz / total)
         return tuple(rates)
 
     def costs_with(self, levers: Levers, bound: int = 0) -> Costs:
-        """The costs with the levers pulled, except the choices of stages (`assignment_with`).
-
-        ``bound``: of `bounds`.
-        """
+        """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self._estimated(bool(levers.half), ratio)
         if bound:
-            steps, half = self.sizes.steps, bool(levers.half)
-            cycles = estimated_cycles(self.costs.cycles, steps, ratio, half, bound)
-            costs = replace(costs, cycles=cycles)
+            of = self.costs.cycles, self.sizes.steps, ratio, bool(levers.half), bound
+            costs = replace(costs, cycles=scaled_cycles(*of))
         if levers.micro_batches:
             costs = costs.of_micro_batches(levers.micro_batches)
         if levers.replicas:
