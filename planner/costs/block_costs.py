@@ -115,7 +115,7 @@ class BlockCosts:
 
     def accumulates_otherwise(self, count: int) -> bool:
         """Whether so many micro-batches have accumulators, and the profile's none, or reverse."""
-        return self.accumulating is not None and (count > 1) != (self.micro_batches > 1)
+        return self.accumulating is not None and (count > 1) != self.accumulating.has
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""
