@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ipuscope.profiler.units import per_second, rounded
-
 MODELS = {
     "demo": ["examples/mnist_pipeline.py"],
     "gpt": ["benchmarks/advise/gpt.py"],
@@ -38,11 +36,8 @@ def rows(name: str, program: list[str]) -> Iterator[str]:
 
 def _row(name: str, title: str, advice: dict[str, Any], came: str) -> str:
     said, compiled = advice["samples_per_second"], advice["compiled"]
-    doubt = f" ±{advice['doubt'] / said:.0%}" if advice["doubt"] else ""
-    rate = per_second(rounded(said) if advice["estimate"] else said)
-    mark = "~" if advice["estimate"] else ""
     off = f"{said / compiled - 1:+.1%}" if compiled else ""
-    return f"| {name} | {title} | {mark}{rate}{doubt} | {came} | {off} |"
+    return f"| {name} | {title} | {advice['rate']} | {came} | {off} |"
 
 
 def _run(module: str, *words: str) -> str:

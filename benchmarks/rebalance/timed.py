@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rebalance.random_costs import random_costs
-from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
 
 _ONCE = 3000  # Blocks, from which on a search is timed once
@@ -31,7 +30,7 @@ def timed(blocks: int, stages: int, accumulation: int, all_choices: bool) -> str
         micro_batches=accumulation,
         kind=np.int32,
     )
-    choices = ALL_CHOICES if all_choices else (Choice.profiled(costs),)
+    choices = ALL_CHOICES if all_choices else (costs.own_choice,)
     took = []
     for _ in range(3 if blocks < _ONCE else 1):
         anew = replace(costs, memory=replace(costs.memory))  # which has no tables yet

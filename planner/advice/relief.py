@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import combinations
 from math import ceil
 
@@ -121,7 +121,7 @@ def way_to_fit(
         words += f" (try ipu-run --with {' or --with '.join(others)})." if others else "."
     if not basis.can_split:
         return words
-    choices = ALL_CHOICES if basis.costs.training else (Choice.profiled(basis.costs),)
+    choices = ALL_CHOICES if basis.costs.training else (basis.costs.own_choice,)
     least = fewest_stages(basis.costs, choices)
     if least <= len(basis.costs):
         more = attached(max(least, ipus + 1))
@@ -141,36 +141,30 @@ def way_to_fit(
 
 def _changes_in_words(basis: Basis, ipus: int, compiled: Callable[[Levers], bool] | None) -> str:
     """`fewest_changes` without doubt, and fewer with which it is open; "" if there are none."""
-    made = Provenance.of(basis.report)
-
-    def found(surely: bool) -> Levers | None:
-        name = f"fewest changes onto {ipus}, {surely}"
-        return basis.report.file.once(name, lambda: fewest_changes(basis, ipus, surely))
-
-    def command(levers: Levers) -> str:
-        number = len(set(levers.split.ipus)) if levers.split is not None else made.num_ipus
-        return command_line(made, argument(levers), number)
-
-    def weight(levers: Levers) -> tuple[bool, int]:
-        return bool(levers.half), len(levers.pulled)
-
-    sure, fewer = found(True), found(False)
-    if fewer and sure and weight(fewer) >= weight(sure):
+    made, said = Provenance.of(basis.report), ""
+    sure, fewer = (
+        basis.report.file.once(
+            f"fewest changes onto {ipus}, {one}", partial(fewest_changes, basis, ipus, one)
+        )
+        for one in (True, False)
+    )
+    if fewer and sure and len(fewer.pulled) >= len(sure.pulled) and fewer.half == sure.half:
         fewer = None
-    tried = [one for one in (fewer, sure) if one is not None and compiled is not None]
-    came = next((one for one in tried if compiled is not None and compiled(one)), None)
     how = "Predicted to fit without doubt, with the fewest changes"
-    if came is not None:
-        sure, how = came, "It fits, compiled with the fewest changes"
-    elif tried:
-        how = f"{how}, and compiled does not"
-    said = []
-    if sure is not None:
-        said.append(f"{how}: {title(basis, sure)}. This compiles them: {command(sure)}")
-    if fewer is not None and not tried:
-        may = f"{'Fewer' if sure is not None else 'This'} may do: {title(basis, fewer)}"
-        said.append(f"{may}. Whether it fits, this tells: {command(fewer)}")
-    return " ".join(said)
+    if compiled is not None:
+        tried = [one for one in (fewer, sure) if one is not None]
+        came = next(filter(compiled, tried), None)
+        how = (
+            "It fits, compiled with the fewest changes" if came else f"{how}, and compiled does not"
+        )
+        sure, fewer = came or sure, None
+    for one, words in (sure, how), (fewer, "Fewer may do" if sure else "It may do"):
+        if one is not None:
+            number = len(set(one.split.ipus)) if one.split is not None else made.num_ipus
+            tells = "Whether it fits, this tells" if one is fewer else "This compiles them"
+            command = command_line(made, argument(one), number)
+            said += f" {words}: {title(basis, one)}. {tells}: {command}"
+    return said.lstrip()
 
 
 def _that_fits_with(
@@ -193,7 +187,7 @@ def _that_fits_with(
     if not basis.can_split or len(costs) < (ipus or 2):
         return None
     again, off = bool(levers.recompute), bool(levers.state)
-    own = Choice.all_profiled(costs)
+    own = costs.own_choices
     ways = dict.fromkeys(Choice(again or one.recompute, off or one.offload) for one in own)
     try:
         split = best_split(costs, stages, choices=(*ways,) if costs.training else ())

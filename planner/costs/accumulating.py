@@ -33,6 +33,7 @@ class Accumulating:
     backward: np.ndarray
     update: np.ndarray
     nbytes: np.ndarray
+    has: bool  # the profile has accumulators
 
     @classmethod
     def from_report(cls, report: Report, blocks: int) -> Accumulating | None:
@@ -69,11 +70,11 @@ class Accumulating:
             backward[block] += int(min(map(sum, bringing or each)))
             update[block] += int(min(each)[0] - sum(brought for _, brought in bringing))
         if report.options.get("TensorLocations.locationAccumulator.onChipStorage") is not False:
-            return cls(backward, update, _accumulators(report, blocks))
+            return cls(backward, update, _accumulators(report, blocks), has=False)
         number = np.bincount([block for block, _ in by_weight], minlength=blocks)
         machine, nbytes = MachineCosts.from_report(report), gradient_bytes(report, blocks)
         moved = np.rint(machine.offload_cycles(nbytes, number)).astype(np.int64)
-        return cls(backward + moved, update + moved, np.zeros((blocks, 1), int))
+        return cls(backward + moved, update + moved, np.zeros((blocks, 1), int), has=False)
 
     @classmethod
     def _taken_off(cls, report: Report, blocks: int) -> Accumulating:
@@ -107,7 +108,8 @@ class Accumulating:
         more = [readers[users[one]] - 1 for one in op[brings].tolist()]
         moved = of(moves & backward & np.isin(tensor, variables["tensor"][chosen]))  # twice
         update = of(brings, more) - of(computes & ~backward) - moved
-        return cls(-of(computes & backward) - moved, update, np.zeros((blocks, 1), int))
+        backward_of = -of(computes & backward) - moved
+        return cls(backward_of, update, np.zeros((blocks, 1), int), has=True)
 
 
 def _accumulators(report: Report, blocks: int) -> np.ndarray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import product
 from typing import Any, Self
 
 import numpy as np
@@ -57,6 +59,8 @@ class BlockCosts:
     recompute_alone: bool = True
     # one stage of all Blocks sends its activations off the chip, which no pipeline does: unpriced
     alone_off_chip: bool = False
+    # ... priced by what the Blocks save: cycles of a pass, int64[Block]; empty: they stay
+    moved_alone: np.ndarray = field(default_factory=none)
     offload: bool = False  # optimiser state was profiled off the chip
     # how each stage saved memory as profiled (`Choice`); empty: all as the two above say
     choices: tuple[Choice, ...] = ()
@@ -111,7 +115,7 @@ class BlockCosts:
 
     def accumulates_otherwise(self, count: int) -> bool:
         """Whether so many micro-batches have accumulators, and the profile's none, or reverse."""
-        return self.accumulating is not None and (count > 1) != (self.micro_batches > 1)
+        return self.accumulating is not None and (count > 1) != self.accumulating.has
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""
@@ -123,6 +127,30 @@ class BlockCosts:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def own_choice(self) -> Choice:
+        """The choice with which the profile was made."""
+        return Choice(self.recompute, self.offload)
+
+    @property
+    def own_choices(self) -> tuple[Choice, ...]:
+        """What the profile's stages do, in any combination, cheapest first."""
+        ways = self.choices or (self.own_choice,)
+        again, off = (sorted(set(way)) for way in zip(*map(astuple, ways), strict=True))
+        return tuple(Choice(*way) for way in product(again, off))
+
+    def choices_of(self, starts: Sequence[int]) -> tuple[Choice, ...]:
+        """The choices of stages with these first Blocks: each that of most of its Blocks."""
+        if not self.choices:
+            return (self.own_choice,) * len(starts)
+        most = (np.bincount(one).argmax() for one in np.split(self.stage, starts[1:]))
+        return tuple(self.choices[k] for k in most)
+
+    def named_choices(self, chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
+        """The choices of stages as an assignment names them: empty where no profile's differ."""
+        usual = all(choice == self.own_choice for choice in chosen)
+        return () if usual and not self.choices else chosen
 
     def reduces(self, of_ipus: np.ndarray) -> np.ndarray:
         """Cycles of the exchanges of replicas and of `meeting`: int64, IPUs along the last axis.
@@ -179,6 +207,11 @@ class BlockCosts:
             alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
             cycles = np.where(alone, 0, cycles)
         return cycles
+
+    def alone_cycles(self, first: Index, last: Index) -> np.ndarray:
+        """Cycles of a pass that `moved_alone` takes in stages of Blocks ``first .. last``."""
+        alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
+        return alone * self.moved_alone.sum(dtype=np.int64)
 
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
         """(bytes, tensors) of stages' stash."""

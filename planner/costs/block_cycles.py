@@ -139,8 +139,8 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     """``again``, ``again_end``, ``again_final`` and ``closed``, by name; ``stage``: of each Block.
 
     As the compiler wrote them (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
-    without that what their Blocks ran again, as in those that did not: all, and at a stage's end
-    less by what ends left out. A final stage that ran anything again has checkpoints.
+    without that what their Blocks ran again, as in those that did not: all. A final stage that ran
+    anything again has checkpoints.
     """
     written = written_recomputation(report, len(forward))
     if written is not None:
@@ -151,14 +151,12 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     ran = report.sequence.steps_with("direction", Direction.RECOMPUTE)
     ran &= ~report.sequence.steps_with("purpose", *_STASHING)
     measured = sum_by(block[ran], cycles_of[ran], len(forward))
-    ends = np.append(np.diff(stage) != 0, True) & (measured > 0)
     of_final = stage == stage.max(initial=0)
     final = bool(measured[of_final].any())
-    less = 0 if final or not ends.any() else round((forward - measured)[ends].mean())
     again = np.where(measured > 0, measured, forward)
     return {
         "again": again,
-        "again_end": np.where(ends, measured, np.maximum(0, again - less)),
+        "again_end": again,
         "again_final": np.where(of_final, measured, again * final),
         "closed": np.full(len(forward), final),
     }

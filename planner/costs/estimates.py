@@ -70,7 +70,7 @@ class Steps:
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
 GROWTHS = (0.0, 2 / 3, 1.0)
 STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
-SLOWEST, QUICKEST = -1, 1
+BOUNDS = SLOWEST, QUICKEST = -1, 1
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
     moved = samples * rate
     return replace(
         costs,
-        cycles=estimated_cycles(costs.cycles, sizes.steps, samples, half),
+        cycles=scaled_cycles(costs.cycles, sizes.steps, samples, half),
         memory=_memory(costs.memory, sizes.nbytes, samples, half),
         stash=replace(
             costs.stash,
@@ -368,7 +368,7 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
 
 
 def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
-    """`growth_of_work`, of products at the peak; ``bound``: of `estimated_cycles`.
+    """`growth_of_work`, of products at the peak; ``bound``: of `scaled_cycles`.
 
     At a bound what is planned anew grows as the samples do or, but for that, not at all.
     """
@@ -380,10 +380,10 @@ def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
     return np.where(chosen, samples if most else 1.0, growth)
 
 
-def estimated_cycles(
+def scaled_cycles(
     cycles: BlockCycles, steps: Steps, samples: float, half: bool, bound: int = 0
 ) -> BlockCycles:
-    """Cycles of `estimated`; ``bound``: `SLOWEST` or `QUICKEST` that they may be."""
+    """Cycles of `estimated`; ``bound``: of `BOUNDS`, the slowest or the quickest they may be."""
     growth = _growth(steps, samples, bound)
     before = steps.fixed + steps.beyond
     after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond

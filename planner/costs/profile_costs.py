@@ -133,7 +133,7 @@ class Costs(BlockCosts):
         if not (self.pipelined and self.training) or not self.in_order:
             return self
         first, last = (np.searchsorted(self.stage, stages, side) for side in ("left", "right"))
-        choices = Choice.as_profiled(self, first.tolist())
+        choices = self.choices_of(first.tolist())
         fitted = [
             int(self.stash_cycles(begin, end - 1, choice.recompute))
             for begin, end, choice in zip(first.tolist(), last.tolist(), choices, strict=True)
@@ -220,7 +220,7 @@ class Costs(BlockCosts):
         if not self.in_order:
             return beyond
         starts = np.searchsorted(self.stage, np.arange(len(self.ipus))).tolist()
-        offloads = np.array([one.offload for one in Choice.as_profiled(self, starts)])
+        offloads = np.array([one.offload for one in self.choices_of(starts)])
         estimated = np.where(offloads[self.stage], estimated, 0)
         where = np.array(self.ipus)[self.stage]
         for ipu in sorted(set(self.ipus)):

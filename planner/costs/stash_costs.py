@@ -49,8 +49,7 @@ class StashCosts:
             keeping = _with_handed_on(written, stage)
             return cls(len(stage), base, rate, written["stashes"], keeping)
         block = np.arange(len(stage))
-        stashed = _stashed(report, stage, entering)
-        enters = np.stack([block, block, block, stashed], axis=1)
+        enters = np.stack([block, block, block, entering], axis=1)
         return cls(len(stage), base, rate, enters, enters)
 
     def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
@@ -142,38 +141,3 @@ def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
         if rate >= 0 and base >= 0:
             return float(base), float(rate)
     return float(spent.mean()), 0.0
-
-
-def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
-    """What a stage beginning with each Block would stash of the bytes that enter it.
-
-    Some only pass through, as a weight that a later stage shares does. How much is known where
-    profiled stages begin; elsewhere it is the less of the next such cuts (an estimate).
-    """
-    at_cut = _passing_through(report, stage, entering)
-    through = np.zeros_like(entering)
-    cuts = sorted(set(at_cut) - {0})
-    for block in range(len(entering)):
-        if block in at_cut:
-            through[block] = at_cut[block]
-        elif block and cuts:
-            at = int(np.searchsorted(cuts, block))
-            through[block] = min(at_cut[cut] for cut in cuts[max(0, at - 1) : at + 1])
-    return np.maximum(0, entering - through)
-
-
-def _passing_through(report: Report, stage: np.ndarray, entering: np.ndarray) -> dict[int, int]:
-    """First Block of each stage that stashes -> bytes that enter it and are not stashed there."""
-    stashes = report.variables
-    stashes = stashes[stashes["role"] == Role.STASH]
-    maker = stashes["block"].to_numpy()
-    from_before = (maker < 0) | (stage[maker.clip(0)] != stashes["stage"].to_numpy())
-    total = stashes["bytes"][from_before].groupby(stashes["stage"][from_before]).sum()
-    through: dict[int, int] = {}
-    stages = report.stages
-    for k, depth in zip(stages["stage"].tolist(), stages["stash_depth"].tolist(), strict=True):
-        first = np.flatnonzero(stage == k)
-        if depth and len(first):
-            begins = int(first[0])
-            through[begins] = max(0, int(entering[begins]) - int(total.get(k, 0)) // depth)
-    return through

@@ -40,7 +40,7 @@ def stage_parts(
 ) -> list[Part]:
     """Stages from the Blocks ``starts``, each saving memory by ``choices`` (empty: as profiled)."""
     count = len(starts)
-    ways = tuple(choices) or Choice.as_profiled(costs, starts)
+    ways = tuple(choices) or costs.choices_of(starts)
     stashing = costs.training and costs.pipelined
     alone = count == 1 and not costs.recompute_alone
     ways = (

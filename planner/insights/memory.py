@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ipuscope.planner.advice.relief import in_words, relief_on, way_to_fit
-from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights.finding import Insight, with_line
 from ipuscope.planner.levers.levers import LEAST_SHARDED, Basis, large_enough
@@ -99,7 +98,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
         return []
     stages = Assignment.of(costs.stage.tolist(), costs.ipus)
     present = what_if(costs, stages)
-    choices = Choice.as_profiled(costs, stages.starts)
+    choices = costs.choices_of(stages.starts)
     off = tuple(replace(one, offload=True) for one in choices)
     after = what_if(costs, replace(stages, choices=off))
     then = memory_of_ipu(costs, after.assignment, ipu)

@@ -12,15 +12,13 @@ import numpy as np
 
 from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.estimates import (
-    QUICKEST,
-    SLOWEST,
+    BOUNDS,
     Sizes,
     estimated,
-    estimated_cycles,
+    scaled_cycles,
     variables_alike,
 )
 from ipuscope.planner.costs.host_streams import HostStreams
-from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.without_blocks import with_a_block
 from ipuscope.planner.levers.settings import STATES, Levers
@@ -194,23 +192,18 @@ class Basis:
     def bounds(self, levers: Levers) -> tuple[float, ...]:
         """Samples a second at the least and most, by what the planner may make of other samples."""
         rates = []
-        for bound in (SLOWEST, QUICKEST):
-            costs = self.costs_with(levers, bound)
+        for costs in (self.costs_with(levers, bound) for bound in BOUNDS):
             total = assignment_cycles(costs, self.assignment_with(levers))
             rates.append(costs.samples * costs.micro_batches * costs.machine.clock_hz / total)
         return tuple(rates)
 
     def costs_with(self, levers: Levers, bound: int = 0) -> Costs:
-        """The costs with the levers pulled, except the choices of stages (`assignment_with`).
-
-        ``bound``: of `bounds`.
-        """
+        """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self._estimated(bool(levers.half), ratio)
         if bound:
-            steps, half = self.sizes.steps, bool(levers.half)
-            cycles = estimated_cycles(self.costs.cycles, steps, ratio, half, bound)
-            costs = replace(costs, cycles=cycles)
+            of = self.costs.cycles, self.sizes.steps, ratio, bool(levers.half), bound
+            costs = replace(costs, cycles=scaled_cycles(*of))
         if levers.micro_batches:
             costs = costs.of_micro_batches(levers.micro_batches)
         if levers.replicas:
@@ -288,7 +281,7 @@ class Basis:
     def assignment_with(self, levers: Levers) -> Assignment:
         """The split, and how its stages save memory."""
         assignment = levers.split or self.present
-        ways = assignment.choices or Choice.as_profiled(self.costs, assignment.starts)
+        ways = assignment.choices or self.costs.choices_of(assignment.starts)
         if levers.recompute is not None:
             ways = tuple(replace(way, recompute=levers.recompute) for way in ways)
         if levers.state:

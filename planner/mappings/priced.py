@@ -46,9 +46,7 @@ class Priced:
         ops = report.ops
         return cls(
             key,
-            # another mapping's stages save memory in ways of their own
-            # one stage alone has a price: what leads is compiled
-            replace(Costs.from_report(report), choices=(), measured=False, alone_off_chip=False),
+            _for_any_mapping(Costs.from_report(report), report),
             _exchanged(report),
             int(ops["flops"][ops["direction"].isin(_WORK)].sum()),
             likely(report),
@@ -72,6 +70,24 @@ def _received(sent: bytes) -> Priced:
         del _known[oldest]
     _known[sent] = priced
     return priced
+
+
+def _for_any_mapping(costs: Costs, report: Report) -> Costs:
+    """Another mapping's stages save memory in ways of their own.
+
+    One stage alone sends off the chip what its Blocks save, if the script says so.
+    """
+    costs = replace(costs, choices=(), measured=False, alone_off_chip=False)
+    off_chip = report.options.get("TensorLocations.locationActivation.onChipStorage") is False
+    if not (off_chip and costs.pipelined and costs.training):
+        return costs
+    cycles, memory = costs.cycles, costs.memory
+    both = costs.machine.offload_cycles(costs.saved_bytes, memory.saved_tensors)
+    moved = np.rint(np.asarray(both) / 2).astype(np.int64)
+    if len(report.stages) == 1:
+        forward, backward = cycles.forward - moved, cycles.backward - moved
+        cycles = replace(cycles, forward=forward, backward=backward)
+    return replace(costs, cycles=cycles, moved_alone=moved)
 
 
 def _exchanged(report: Report) -> float:

@@ -133,6 +133,9 @@ class _Turn:
             backward = backward + costs.again_at_once(self.first, self.last)
             return forward, backward if costs.training else np.zeros_like(backward)
         backward[:, -1] += costs.again_at_once(self.first[:, -1], self.last[:, -1])
+        alone = costs.alone_cycles(self.first[:, -1], self.last[:, -1])
+        forward[:, -1] += alone
+        backward[:, -1] += alone
         early = slice(0, stages - 1)
         first, last = self.first[:, early], self.last[:, early]
         for number, choice in enumerate(self.splits.choices):

@@ -69,7 +69,7 @@ def parse_assignment(
 
 def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
     """How the stages of a placement file save memory; empty where all do as profiled."""
-    usual = Choice.profiled(costs)
+    usual = costs.own_choice
 
     def value(stage: dict[str, Any], name: str, otherwise: bool) -> bool:
         return otherwise if stage.get(name) is None else bool(stage[name])
@@ -81,7 +81,7 @@ def _choices(costs: Costs, stages: Sequence[dict[str, Any]]) -> tuple[Choice, ..
         )
         for stage in stages
     )
-    return Choice.named(costs, chosen)
+    return costs.named_choices(chosen)
 
 
 def _from_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:

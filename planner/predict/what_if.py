@@ -289,7 +289,9 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
         int(costs.cycles.backward[some].sum()),
     )
     if final or not costs.pipelined or not costs.training:
-        return forward, backward + int(costs.again_at_once(part.first, part.last))
+        alone = int(costs.alone_cycles(part.first, part.last))
+        again = int(costs.again_at_once(part.first, part.last))
+        return forward + alone, backward + alone + again
     stash = int(costs.stash_cycles(part.first, part.last, part.choice.recompute))
     again = int(costs.again_cycles(part.first, part.last)) if part.choice.recompute else 0
     return forward + stash, backward + stash + again

@@ -367,7 +367,7 @@ class Search:
             if totals[row] >= least.total:
                 break
             chosen = tuple(self.table.choices[number] for number in splits.choice[row].tolist())
-            starts, named = tuple(splits.starts[row].tolist()), Choice.named(self.costs, chosen)
+            starts, named = tuple(splits.starts[row].tolist()), self.costs.named_choices(chosen)
             tried = Assignment(starts, self.ipus, named)
             if not self._fits(tried):
                 continue

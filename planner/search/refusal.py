@@ -62,7 +62,7 @@ def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
     limit = costs.machine.bytes_per_tile
     for more in _ROOM:
         roomy = costs.with_tile_bytes(int(limit * more))
-        memory = memory_of_all(roomy, Choice.profiled(costs))
+        memory = memory_of_all(roomy, costs.own_choice)
         sizes = [memory.fullest(depth_of(costs, stages, k)) for k in range(stages)]
 
         def fullest(k: int, rows: Rows, sizes: list[np.ndarray] = sizes) -> np.ndarray:

@@ -69,7 +69,7 @@ def least_bottleneck_revisiting(
     best = ways.get((len(costs), ()))
     if best is None:
         return None
-    chosen = Choice.named(costs, tuple(part.choice for part in best.parts))
+    chosen = costs.named_choices(tuple(part.choice for part in best.parts))
     return best.worst, Assignment(tuple(part.first for part in best.parts), tuple(ipus), chosen)
 
 

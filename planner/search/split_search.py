@@ -116,7 +116,7 @@ def best_split(
             f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks"
         )
     where = tuple(ipus) if ipus is not None else tuple(range(wanted))
-    allowed = tuple(choices) or Choice.all_profiled(costs)
+    allowed = tuple(choices) or costs.own_choices
     if len(set(where)) < len(where):
         free, least, assignment = _revisiting(costs, where, together, allowed)
     else:
@@ -193,7 +193,7 @@ def quickest_split(
     The earliest list's of equally quick ones. Lists that promise most come first; those that cannot
     beat the best so far are skipped. ValueError if none can run, with the reason for the last list.
     """
-    allowed = tuple(choices) or Choice.all_profiled(costs)
+    allowed = tuple(choices) or costs.own_choices
     bounds = {
         at: at_least(costs, ipus, allowed)
         for at, ipus in enumerate(lists)
@@ -326,7 +326,7 @@ def least_bottleneck(
     ((table, starts),) = reached
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
-    return bottleneck, Assignment(starts, table.ipus, Choice.named(costs, chosen))
+    return bottleneck, Assignment(starts, table.ipus, costs.named_choices(chosen))
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:

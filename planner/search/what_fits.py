@@ -104,7 +104,7 @@ def too_large(costs: Costs) -> str:
     if len(costs) == 1:
         return "The model is one Block, and more than an IPU holds: its parts may fit on more IPUs."
     every = range(len(costs))
-    saving = (ALL_CHOICES[-1] if costs.training else Choice.profiled(costs),) * len(costs)
+    saving = (ALL_CHOICES[-1] if costs.training else costs.own_choice,) * len(costs)
     alone = memory_of(costs, Assignment((*every,), (*every,), saving))
     block = costs.names[min(every, key=lambda k: alone[k].free)]
     return (

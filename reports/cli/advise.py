@@ -3,9 +3,9 @@
 Micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies and the
 split: each alone, and all together, ranked by predicted samples a second under the memory. The
 samples of a weight update and the precision stay as they are unless --allow names them.
-'~' marks estimates, '±' what they may be off. --check SCRIPT compiles the script with each of them
-and reports the results; ipu-run --tune N SCRIPT goes on by compiles until nothing gains. The script
-itself is not changed.
+'~' marks estimates, '±' (or '-' and '+') what they may be off. --check SCRIPT compiles the script
+with each of them and reports the results; ipu-run --tune N SCRIPT goes on by compiles until nothing
+gains. The script itself is not changed.
 """
 
 from __future__ import annotations

@@ -156,13 +156,12 @@ def _blocks(costs: Costs, words: str) -> list[int]:
 
 def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     """The ways to save memory that the options allow, cheapest first."""
-    from ipuscope.planner.costs.memory_choice import Choice
     from ipuscope.planner.search.split_search import ALL_CHOICES
 
     def allowed(way: str, own: set[bool]) -> set[bool]:
         return {"profiled": own, "choose": {False, True}, "always": {True}, "never": {False}}[way]
 
-    ways = Choice.all_profiled(costs)
+    ways = costs.own_choices
     recompute = allowed(args.recompute, {one.recompute for one in ways})
     offload = allowed(args.offload, {one.offload for one in ways})
     return tuple(

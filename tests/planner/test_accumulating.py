@@ -49,6 +49,9 @@ def test_accumulators_are_foreseen(tmp_path: Path, optimiser: Optimiser, off_chi
         (memory,) = foreseen.memory
         if after > 1 and not off_chip:
             assert memory.nbytes >= int(analysis.fullest_tiles(reports[after]).max())
+    # a plan compiles the script's four without accumulators, for mappings with one
+    reports[1].options["Training.gradientAccumulation"] = 4
+    assert not Costs._read(reports[1]).accumulates_otherwise(1)
 
 
 def test_what_accumulation_gains_from_one_micro_batch_on_is_an_estimate(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_another_split_of_mixed_stages_gives_each_what_suits_it(
     assert "saves memory by" in said and "all in one" not in said
     with open_report(mixed / "training") as report:
         costs = Costs.from_report(report)
-    alike = best_split(costs, choices=(Choice.profiled(costs),)).prediction.total
+    alike = best_split(costs, choices=(costs.own_choice,)).prediction.total
     assert content["promise"]["cycles"] < min(alike, what_if(costs, profiled(costs)).total)
     process = script("--compile-only", "--placement", path, "--autoreport", tmp_path)
     assert process.returncode == 0, process.stderr

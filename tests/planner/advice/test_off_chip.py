@@ -11,8 +11,12 @@ from torch import Tensor, nn
 import ipu_exec
 from ipu_exec.script_levers import LEVERS_VARIABLE
 from ipuscope.planner.advice.search import predicted
+from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.levers.levers import Basis
 from ipuscope.planner.levers.settings import Levers
+from ipuscope.planner.mappings.mapping import Key
+from ipuscope.planner.mappings.priced import Priced
+from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, analysis, open_report
 
 
@@ -62,6 +66,17 @@ def test_no_recomputation_and_replicas_obtain_it(
         after = analysis.pace(_compiled(tmp_path / words, location))
         advice = predicted(basis, levers)
         assert advice.samples_per_second == pytest.approx(after.samples_per_second, rel=0.001)
+
+
+def test_a_plan_knows_what_one_stage_sends_off_the_chip(tmp_path: Path) -> None:
+    """As a pipeline does not; within 10%, from one stage to two and back."""
+    one, two = (
+        _compiled(tmp_path / str(stages), "setActivationLocation", stages) for stages in (1, 2)
+    )
+    splits = Assignment((0,), (0,)), Assignment((0, 1), (0, 1), (Choice(True, False),) * 2)
+    for profile, other, split in (one, two, splits[1]), (two, one, splits[0]):
+        foreseen = what_if(Priced.from_report(profile, Key(1, 16)).costs, split)
+        assert foreseen.total == pytest.approx(analysis.pace(other).cycles, rel=0.1)
 
 
 @pytest.mark.parametrize("words", ["micro-batch=64", "micro-batch=32", "micro-batch=4"])

@@ -200,7 +200,7 @@ def test_the_least_update_is_brute_forces() -> None:
         costs = model(random, count, stages, float(random.choice([0, 1.0, 1.4])))
         ipus = stage_lists(random, stages)
         several = costs.training and costs.pipelined and count < 7 and random.random() < 0.4
-        choices = ALL_CHOICES[: 2 + 2 * (stages < 4)] if several else (Choice.profiled(costs),)
+        choices = ALL_CHOICES[: 2 + 2 * (stages < 4)] if several else (costs.own_choice,)
         together = ((0, count - 1),) if random.random() < 0.15 else ()
         wanted = least_total(costs, ipus, choices, together)
         if wanted is None:
@@ -251,7 +251,7 @@ def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
         costs = random_costs(random, count, 4, stages=stages, micro_batches=2 * stages - 1, most=20)
         starts = np.array(all_starts(count, stages))
         choice = np.zeros_like(starts)
-        ipus, own = tuple(range(stages)), (Choice.profiled(costs),)
+        ipus, own = tuple(range(stages)), (costs.own_choice,)
         least = total_cycles(costs, ManySplits(starts, choice, ipus, own)).min()
         split = best_split(costs, stages)
         assert split.prediction.total == least == split.least_total
@@ -268,7 +268,7 @@ def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPa
         stages = int(random.integers(3, 5))
         costs = model(random, count, stages)
         ipus = stage_lists(random, stages)
-        wanted = least_total(costs, ipus, (Choice.profiled(costs),))
+        wanted = least_total(costs, ipus, (costs.own_choice,))
         split = best_split(costs, ipus=ipus)
         assert wanted is not None
         assert split.least_total <= wanted <= split.prediction.total

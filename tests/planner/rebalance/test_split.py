@@ -127,7 +127,7 @@ def test_the_least_bottleneck_is_brute_forces() -> None:
             most=int(random.choice([20, 30_000])),
             recompute=bool(case % 2),
         )
-        choices = (Choice.profiled(costs),) if case % 3 else tuple(ALL_CHOICES[: 2 + case % 2 * 2])
+        choices = (costs.own_choice,) if case % 3 else tuple(ALL_CHOICES[: 2 + case % 2 * 2])
         best = brute_force(costs, range(stages), choices)
         if best is None:
             with pytest.raises(ValueError, match="fits"):
@@ -157,7 +157,7 @@ def test_stages_that_come_back_to_an_ipu_are_brute_forces(ipus: tuple[int, ...])
             full=float(random.uniform(0.9, 2.5)),
             most=int(random.choice([20, 30_000])),
         )
-        choices = ALL_CHOICES[2:] if case % 4 == 0 and count < 7 else (Choice.profiled(costs),)
+        choices = ALL_CHOICES[2:] if case % 4 == 0 and count < 7 else (costs.own_choice,)
         together = ((0, count - 1),) if case % 2 else ()
         best = brute_force(costs, ipus, choices, together)
         if best is None:
@@ -217,7 +217,7 @@ def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:
         costs = random_costs(random, count, 4)
         a, b = sorted(random.choice(count, 2, replace=False).tolist())
         stages = int(random.integers(1, count - (b - a) + 1))
-        best = brute_force(costs, range(stages), (Choice.profiled(costs),), ((a, b),))
+        best = brute_force(costs, range(stages), (costs.own_choice,), ((a, b),))
         split = best_split(costs, stages, together=((a, b),))
         stage = split.prediction.assignment.stage_of(count)
         assert stage[a] == stage[b]

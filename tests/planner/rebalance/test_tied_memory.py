@@ -109,7 +109,7 @@ def test_none_is_refused_that_fits_and_the_quickest_is_found(ipus: tuple[int, ..
         blocks = int(random.integers(max(2, len(ipus)), 8))
         recompute = bool(random.integers(2))
         costs = sharing(random, blocks, len(set(ipus)), recompute=recompute)
-        profiled = (Choice.profiled(costs),)
+        profiled = (costs.own_choice,)
         choices = ALL_CHOICES[2:] if case == 0 and len(ipus) < 4 else profiled
         every = [what_if(costs, one) for one in splits(blocks, ipus, choices)]
         fullest = np.array([max(one.fullest) for one in every])
