@@ -370,14 +370,12 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
 def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
     """`growth_of_work`, of products at the peak; ``bound``: of `scaled_cycles`.
 
-    At a bound what is planned anew grows as the samples do or, but for that, not at all.
+    At a bound all grows as the samples do or, of what is planned anew, only rows at the peak.
     """
+    if (bound == SLOWEST and samples > 1) or (bound == QUICKEST and samples < 1):
+        return np.where(steps.growth == STAYS, 1.0, samples)
     growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * steps.at_peak
-    if not bound:
-        return growth
-    most = (bound == SLOWEST) == (samples > 1)
-    chosen = steps.planned & (most | (steps.at_peak == 1))
-    return np.where(chosen, samples if most else 1.0, growth)
+    return np.where(steps.planned & (steps.at_peak == 1), 1.0, growth) if bound else growth
 
 
 def scaled_cycles(
