@@ -215,10 +215,14 @@ class Compiled(OnDevice):
         if taker is None:
             return
         call = self._first_call(args, kwargs)
-        if not self._training and self._to_train:  # a training of the script has not begun yet
+        if self._training_waits():
             taker.passed_over = taker.passed_over or call
         else:
             taker.take(call)
+
+    def _training_waits(self) -> bool:
+        """Whether this is for inference, and the script wrapped a training that did not begin."""
+        return not self._training and len(self._to_train) > 0
 
     def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
         """What a call with these inputs would compile, for callers that compile it differently."""
