@@ -65,6 +65,7 @@ class Steps:
     in_half: np.ndarray  # times as many ``beyond`` in float16
     at_peak: np.ndarray  # share of ``beyond`` that a product takes at the machine's peak; else 1
     planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
+    sums_samples: np.ndarray  # of products that make what is like a weight
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -177,6 +178,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     multiplied = np.where(vertices.product & compute, cycles, 0)
+    makers = variables.loc[variables["like_weight"], "op"]
     return Steps(
         steps["block"].to_numpy(),
         np.where(moves & ~forward, Direction.BACKWARD, steps["direction"]),
@@ -188,6 +190,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         in_half,
         _at_peak(report, steps, multiplied, beyond, vertices.of_half),
         (product | order.partial_sums(vertices) | vertices.looks_up) & ~moves,
+        product & ~forward & steps["op"].isin(makers).to_numpy(),
     )
 
 
@@ -368,13 +371,15 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
 
 
 def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
-    """`growth_of_work`, of products at the peak; ``bound``: of `scaled_cycles`.
+    """`growth_of_work`, of products' rows at the peak; ``bound``: of `scaled_cycles`.
 
-    At a bound all grows as the samples do or, of what is planned anew, only rows at the peak.
+    A product that sums over the samples has more of the same rows, which take what they took. At a
+    bound all grows as the samples do or, of what is planned anew, only what takes the peak.
     """
     if (bound == SLOWEST and samples > 1) or (bound == QUICKEST and samples < 1):
         return np.where(steps.growth == STAYS, 1.0, samples)
-    growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * steps.at_peak
+    share = np.where(steps.sums_samples & (not bound), 1.0, steps.at_peak)
+    growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * share
     return np.where(steps.planned & (steps.at_peak == 1), 1.0, growth) if bound else growth
 
 
