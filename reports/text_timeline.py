@@ -299,7 +299,8 @@ def timeline(
         lines.append(ruled("slowest", [str(ipu) for ipu in cycles["slowest_ipu"]]))
     if drawn.width > max(map(len, lengths)):
         lines.append(ruled("cycles", lengths))
-    lines += [(), *legend(sorted(seen), width)]
+    known = (ACTIVITIES[code] for code in sorted(seen))
+    lines += [(), *legend(((one.letter, one.style, f" {one.name}   ") for one in known), width)]
     return (
         lines
         if unicode
@@ -307,19 +308,17 @@ def timeline(
     )
 
 
-def legend(codes: Iterable[int], width: int) -> list[Line]:
-    """The meaning of the letters that occur."""
-    lines: list[list[Segment]] = [[]]
-    used = 0
-    for code in codes:
-        one = ACTIVITIES[code]
-        entry = f" {one.name}   "
-        if used and used + 1 + len(entry.rstrip()) > width:
-            lines.append([])
-            used = 0
-        lines[-1] += [(one.letter, one.style), (entry, "")]
-        used += 1 + len(entry)
-    return [(*line[:-1], (line[-1][0].rstrip(), line[-1][1])) for line in lines if line]
+def legend(entries: Iterable[tuple[str, str, str]], width: int, indent: int = 0) -> list[Line]:
+    """The meaning of letters that occur: each letter, its style and words, and blanks."""
+    begin: list[Segment] = [(" " * indent, "")] if indent else []
+    lines, used = [[*begin]], indent
+    for letter, style, words in entries:
+        if used > indent and used + 1 + len(words.rstrip()) > width:
+            lines.append([*begin])
+            used = indent
+        lines[-1] += [(letter, style), (words, "")]
+        used += 1 + len(words)
+    return [(*line[:-1], (line[-1][0].rstrip(), "")) for line in lines if line]
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:

@@ -394,12 +394,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
         if isinstance(profiles, FollowedProfiles) and not len(profiles):
             return _waiting(profiles), [], [], classes
         if page is None:
-            return (
-                common.failure(ValueError(f"There is no page {path}. Choose one on the left.")),
-                [],
-                [],
-                classes,
-            )
+            wrong = ValueError(f"There is no page {path}. Choose one on the left.")
+            return common.failure(wrong), [], [], classes
         try:
             layout = page.layout(view)
             allowed = _params_of(app, view.page, layout) | _params_of(app, query.NAME)

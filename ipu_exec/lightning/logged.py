@@ -171,9 +171,7 @@ def _reduced(values: list[Any], how: Any, sizes: Sequence[int | None]) -> Any:
     if not all(isinstance(value, torch.Tensor) for value in values) or len(values) == 1:
         return values[-1]
     name = how if isinstance(how, str) else getattr(how, "__name__", "mean")
-    stacked = torch.stack(
-        [value.float() if not value.is_floating_point() else value for value in values]
-    )
+    stacked = torch.stack([one if one.is_floating_point() else one.float() for one in values])
     if name in ("mean", "avg") and all(sizes) and len(set(sizes)) > 1:
         weights = torch.tensor(sizes, dtype=stacked.dtype)
         return (stacked * weights).sum(0) / weights.sum()

@@ -100,11 +100,9 @@ class StageModel:
             if accumulation == self._accumulation:
                 return self.executor
         elif accumulation not in {count for count, _ in self._last}:
-            before = self._accumulation
             logger.warning(
                 "compiling anew because accumulate_grad_batches changed: expected %d, got %d",
-                before,
-                accumulation,
+                *(self._accumulation, accumulation),
             )
         else:
             (_, expected), *_ = self._last
@@ -143,8 +141,7 @@ class StageModel:
                 executor.prepare(*tensors)
         if executor.executable is before:
             return False
-        asked = self.step.path
-        self._compiled[accumulation, shapes, (asked, executor.path)] = executor
+        self._compiled[accumulation, shapes, (self.step.path, executor.path)] = executor
         return True
 
     def _forget(self, executor: SteppedExecutor) -> None:
@@ -185,8 +182,7 @@ class StageModel:
             tensors = self.step.arguments(args, kwargs)
             with collected(trainer) as logged, executor.precision.model(replica):
                 buffers = self._buffers_of(replica)
-                outcome = self._follow(executor, tensors, accumulation, shapes, buffers)
-                returned.append(outcome)
+                returned.append(self._follow(executor, tensors, accumulation, shapes, buffers))
             logs.append(logged)
         give(trainer, logs)
         return joined(returned, _join)

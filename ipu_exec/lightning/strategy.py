@@ -179,11 +179,9 @@ class StrategyOnIpu:
         """Reject what cannot run, and wrap each step that will."""
         fitting = trainer.state.fn == self.lib.TrainerFn.FITTING
         checks.check_module(self.lib, trainer)
-        if fitting:
-            own = self._given[True]
-            if own is not None:
-                asked = trainer.accumulate_grad_batches
-                trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
+        if fitting and (own := self._given[True]) is not None:
+            asked = trainer.accumulate_grad_batches
+            trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
         self._close()
         self._made, self._depth, self._stages = {}, 1, {}
         if fitting and (options := self._opts(True)) is not self._given[True]:

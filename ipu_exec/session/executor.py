@@ -229,11 +229,8 @@ class PoplarExecutor(RepeatedCall):
         """What ``Options.anchorTensor(short_name, ...)`` stored in the last call; else an Error."""
         if short_name not in self._anchored:
             names = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
-            when = (
-                "call the model first"
-                if short_name in self._options.anchored_tensors
-                else f"there are {names}"
-            )
+            asked = short_name in self._options.anchored_tensors
+            when = "call the model first" if asked else f"there are {names}"
             raise UsageError(f"getAnchoredTensor: no tensor {short_name!r} was anchored: {when}")
         return self._anchored[short_name]
 

@@ -123,9 +123,8 @@ def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
         return 0
     if kind == schedule_types.LOAD and micro_batch == 0:
         return -trace.iteration_cycles
-    return trace.iteration_cycles * (
-        kind == schedule_types.UNLOAD and micro_batch == int(schedule.micro_batch.max())
-    )
+    last = kind == schedule_types.UNLOAD and micro_batch == int(schedule.micro_batch.max())
+    return trace.iteration_cycles * last
 
 
 def latency(

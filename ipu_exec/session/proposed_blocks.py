@@ -214,9 +214,7 @@ def script_lines(
     for name, ipu in zip(blocks, ipus, strict=True):
         yield block_line(name, ipu)
     if list(ipus) != sorted(ipus):  # a stage that returns to an IPU is one of its own
-        yield (
-            "options.setExecutionStrategy("
-            "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))"
-        )
+        stages = "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)"
+        yield f"options.setExecutionStrategy({stages})"
     method = "Training.gradientAccumulation" if training else "deviceIterations"
     yield f"options.{method}({micro_batches})"

@@ -110,9 +110,8 @@ class Carried:
         """Bytes handed only to the next Block, forward and back: int64[first Block, tile]."""
         totals = np.zeros((2, self.touched.shape[1], self.nbytes.shape[1]), dtype=np.int64)
         direct = self.direct
-        np.add.at(
-            totals, (self.back[direct].astype(np.int64), self.first[direct]), self.nbytes[direct]
-        )
+        ways = self.back[direct].astype(np.int64)
+        np.add.at(totals, (ways, self.first[direct]), self.nbytes[direct])
         return totals[0], totals[1]
 
     def waiting_ones(self, back: bool) -> np.ndarray:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ipuscope.planner.costs.profile_columns import rows_of_uses
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
-from ipuscope.profiler.file.bounds import rows_of
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 
@@ -47,15 +47,11 @@ class Ties:
     @classmethod
     def from_report(cls, report: Report) -> Ties:
         """From the forward operators that read each weight."""
-        uses, ops, variables = (
-            report.file.table(record) for record in (records.Use, records.Op, records.Variable)
-        )
+        ops, variables = map(report.file.table, (records.Op, records.Variable))
         variables.read("id", "tensor", "bytes")
         is_weight = variables.equals("role", Role.WEIGHT)
         reads = ops.equals("direction", Direction.FORWARD) & (ops["block"] >= 0)
-        rows, by = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ops["id"])
-        selected = (rows >= 0) & (by >= 0)
-        rows, by = rows[selected], by[selected]
+        rows, by = rows_of_uses(report)
         selected = is_weight[rows] & reads[by]
         rows, by = rows[selected], by[selected]
         readers: dict[int, set[int]] = {}
@@ -67,10 +63,9 @@ class Ties:
             size[tensor] = max(size.get(tensor, 0), int(variables["bytes"][row]))
             first.setdefault(tensor, row)
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
+        ids = (int(variables["id"][first[tensor]]) for tensor in tied)
         return cls(
-            tuple(
-                report.usage.variable_name(int(variables["id"][first[tensor]])) for tensor in tied
-            ),
+            tuple(map(report.usage.variable_name, ids)),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
             tuple(size[tensor] for tensor in tied),
             tuple(tied),

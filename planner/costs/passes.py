@@ -89,10 +89,8 @@ def touches(
     meanwhile.
     """
     by_operators = _by_operators(passes, steps, living, uses)
-    at_edges = [
-        (np.arange(len(living)), steps.at(living.ipu, edge))
-        for edge in (living.start, living.stop - 1)
-    ]
+    edges = (living.start, living.stop - 1)
+    at_edges = [(np.arange(len(living)), steps.at(living.ipu, edge)) for edge in edges]
     last = at_edges[1][1]
     waits = (last >= 0) & (steps.purpose[last] == Purpose.STREAM_OUT) & (living.block >= 0)
     waiting = np.flatnonzero(waits)

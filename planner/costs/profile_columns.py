@@ -134,6 +134,15 @@ class Steps:
         return np.where(inside, row, -1)
 
 
+def rows_of_uses(report: Report) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of variable and operator of each use whose both are in the profile."""
+    names = (records.Use, records.Variable, records.Op)
+    uses, variables, ops = (report.file.table(record) for record in names)
+    variable, op = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ops["id"])
+    listed = (variable >= 0) & (op >= 0)
+    return variable[listed], op[listed]
+
+
 def sums_between(values: np.ndarray, first: Rows, last: Rows) -> np.ndarray:
     """The sum of the values from each ``first`` to its ``last``, which broadcast."""
     total = np.concatenate([[0], np.cumsum(values)])

@@ -148,11 +148,8 @@ class Growing:
         np.maximum(self.update, own.update[own_rows], out=self.update)
         if self.updating is not None:
             self.left += self.updating[here]
-        forward, again, backward = (
-            own.forward[own_rows],
-            own.again[own_rows],
-            own.backward[own_rows],
-        )
+        passes = (own.forward, own.again, own.backward)
+        forward, again, backward = (one[own_rows] for one in passes)
         if len(self.tensors):
             forward = self._and_waiting(block, forward, False)
             again = self._and_waiting(block, again, True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipuscope.planner.costs.cuts import Ties
-from ipuscope.planner.costs.profile_columns import Variables, none, sum_by
+from ipuscope.planner.costs.profile_columns import Variables, none, rows_of_uses, sum_by
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import rows_of
@@ -40,12 +40,8 @@ class TiedGradients:
         """From the operators that write a tied weight's accumulator."""
         if not len(ties):
             return cls()
-        uses, ops, variables = (
-            report.file.table(record) for record in (records.Use, records.Op, records.Variable)
-        )
-        row, op = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ops["id"])
-        is_listed = (row >= 0) & (op >= 0)
-        row, op = row[is_listed], op[is_listed]
+        ops, variables = map(report.file.table, (records.Op, records.Variable))
+        row, op = rows_of_uses(report)
         home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
         add = ops.equals("direction", Direction.BACKWARD) & ops.equals("aten", _ADD)
         adds = add[op] & variables.equals("role", Role.ACCUMULATOR)[row]
@@ -56,12 +52,8 @@ class TiedGradients:
         made_as = np.logical_or.reduce([variables.equals("role", one) for one in _MADE])
         made = np.isin(op, list(weight_of)) & made_as[row] & (block >= 0)
         travels: dict[int, tuple[int, int, int]] = {}
-        for by, tensor, reader in zip(
-            op[made].tolist(),
-            variables["tensor"][row[made]].tolist(),
-            block[made].tolist(),
-            strict=True,
-        ):
+        columns = (op[made], variables["tensor"][row[made]], block[made])
+        for by, tensor, reader in zip(*(one.tolist() for one in columns), strict=True):
             home = home_of[weight_of[by]]
             if reader != home and tensor >= 0:
                 travels[tensor] = home, reader, by
@@ -103,9 +95,8 @@ class TiedGradients:
         stages.
         """
         cycles = list(backward)
-        for home, reader, spent in zip(
-            self.home.tolist(), self.reader.tolist(), self.cycles.tolist(), strict=True
-        ):
+        columns = (self.home, self.reader, self.cycles)
+        for home, reader, spent in zip(*(one.tolist() for one in columns), strict=True):
             if ipus[stage[home]] == ipus[stage[reader]]:
                 cycles[stage[home]] -= spent
                 cycles[stage[reader]] += spent

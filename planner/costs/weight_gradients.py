@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.planner.costs.profile_columns import rows_of_uses, sum_by
 from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.bounds import rows_of
@@ -39,11 +39,9 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
 
 def _only_for_accumulators(report: Report, ids: np.ndarray, backward: np.ndarray) -> np.ndarray:
     """Whether each operator is a backward one whose results reach only its Block's accumulators."""
-    uses, variables = report.file.table(records.Use), report.file.table(records.Variable)
+    variables = report.file.table(records.Variable)
     variables.read("id", "op", "role", "tensor")
-    used, by = rows_of(uses["variable"], variables["id"]), rows_of(uses["op"], ids)
-    is_listed = (used >= 0) & (by >= 0)
-    used, by = used[is_listed], by[is_listed]
+    used, by = rows_of_uses(report)
     adds = np.zeros(len(ids), dtype=bool)
     adds[by[variables.equals("role", Role.ACCUMULATOR)[used]]] = True
     adds &= backward

@@ -285,10 +285,8 @@ def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path,
     width = rows.up(ends)
     kind = rows.kinds(values, kinds, is_new)
     if before is not None:
-        kind = [
-            own or other
-            for own, other in zip(kind, rows.kinds(values, kinds, ~is_new), strict=True)
-        ]
+        others = rows.kinds(values, kinds, ~is_new)
+        kind = [own or other for own, other in zip(kind, others, strict=True)]
     columns = (new.tolist(), old.tolist(), width.tolist(), kind)
     nodes = map(Node._make, zip(rows.paths, *columns, strict=True))
     return dict(zip(rows.paths, nodes, strict=True))

@@ -227,10 +227,8 @@ class _Import:
         for run in self.runs:
             parts = []
             for step in self._of(run, "steps", ()):
-                key, joint = (
-                    self._key(step.program),
-                    _purpose(step.program) == Purpose.EXTERNAL_SYNC,
-                )
+                key, purpose = self._key(step.program), _purpose(step.program)
+                joint = purpose == Purpose.EXTERNAL_SYNC
                 own = [
                     (ipu, int(one.activeCycles.cyclesFrom.max), int(one.cycles))
                     for ipu, one in enumerate(list(step.ipus)[: self.ipus])
@@ -376,9 +374,8 @@ class _Import:
     def _turns(self) -> tuple[int, int]:
         """Micro-batches of a weight update, and updates, in the first run; in inference of it."""
         times: dict[str, Counter[int]] = defaultdict(Counter)
-        for (key, _), many in Counter(
-            part[:2] for run in self.executed[:1] for part in run
-        ).items():
+        runs_of = Counter(part[:2] for run in self.executed[:1] for part in run)
+        for (key, _), many in runs_of.items():
             if key in self.users:
                 users = self.users[key]
                 times[self.ops[users[0][1]].direction][many // len(users)] += 1
@@ -555,12 +552,8 @@ class _Import:
                 if start > end:
                     if ("idle", ipu) not in body_of:
                         body_of["idle", ipu] = len(bodies)
-                        nothing = _ints(()), _ints(()), BodyTask.IDLE
-                        bodies.append(
-                            records.Body(
-                                len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, *nothing
-                            )
-                        )
+                        about = len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0
+                        bodies.append(records.Body(*about, _ints(()), _ints(()), BodyTask.IDLE))
                     tasks.append((end, start, body_of["idle", ipu], ipu))
 
     # -- memory ---
@@ -617,9 +610,8 @@ class _Import:
                 always = name == names[0]
                 role = Role.PROGRAM if always else Role.TEMPORARY
                 if by_tile.any():
-                    rows.append(
-                        self._variable(len(rows), name, ipu, role, by_tile, always, 0, count)
-                    )
+                    lives = always, 0, count
+                    rows.append(self._variable(len(rows), name, ipu, role, by_tile, *lives))
         return rows
 
     def host_events(self, trace: Any) -> Iterator[records.HostEvent]:

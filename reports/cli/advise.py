@@ -107,7 +107,7 @@ def _page(report: common.Report, args: argparse.Namespace) -> common.Page:
     common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import NO_GAIN
-    from ipuscope.reports.tables import Page, say
+    from ipuscope.reports.tables import say
 
     try:
         basis = basis_of(report)
@@ -122,16 +122,16 @@ def _page(report: common.Report, args: argparse.Namespace) -> common.Page:
     more = _with_everything(basis, advised, allowed)
     more += [*map(say, advised.notes), *_tune(report)]
     if not advices:
-        return Page(str(report.path), (_table(advices), say(now), say(NO_GAIN), *more))
+        return common.page(report, _table(advices), say(now), say(NO_GAIN), *more)
     if args.check is None:
         lines = (say(now), *more, *_lines(advices))
-        return Page(str(report.path), (_table(advices), *lines))
+        return common.page(report, _table(advices), *lines)
     outcomes = _checked(args, basis, advices)
     errors = [say(words) for words in _errors(advices, outcomes)]
     verdict = [say(words) for words in _verdict(args, basis, advised, advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *verdict, *_tune(report))
     gains = max(one.samples_per_second for one in outcomes) > _present(advised)
-    return Page(str(report.path), (_table(advices, outcomes), *lines), holds=gains)
+    return common.page(report, _table(advices, outcomes), *lines, holds=gains)
 
 
 def _way_to_fit(report: common.Report, args: argparse.Namespace, basis: Basis) -> str:

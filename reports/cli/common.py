@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ipuscope.profiler import Report as Report
+    from ipuscope.reports.tables import Facts
     from ipuscope.reports.tables import Line as Line
     from ipuscope.reports.tables import Lines as Lines
     from ipuscope.reports.tables import Page as Page
@@ -358,6 +359,13 @@ def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
     if report.imported:
         return (say(name + IMPORTED, "yellow"),)
     return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
+
+
+def page(report: Report, *parts: Table | Facts | Lines, holds: bool = True) -> Page:
+    """The output about a profile; ``holds``: as of `reports.tables.Page`."""
+    from ipuscope.reports.tables import Page
+
+    return Page(str(report.path), parts, holds)
 
 
 def check_not_imported(report: Report) -> None:

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     def page(report: common.Report) -> common.Page:
         from ipuscope.profiler import analysis, open_report
         from ipuscope.profiler.units import count, percent
-        from ipuscope.reports.tables import Column, Page, Table, say, text
+        from ipuscope.reports.tables import Column, Table, say, text
 
         with open_report(other_path) as other:
             common.say_damage(other)
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         as_long = len(waits) > 0 and not waits["difference"].any()
         notes = [say("On the critical path nothing differs.")] if as_long else []
         notes += [say(same)] if alike else []
-        return Page(str(report.path), (*tables, *notes, *caveats, *marks))
+        return common.page(report, *tables, *notes, *caveats, *marks)
 
     code = common.each_profile(args, page)
     for words in broken:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler.report.query import Answer
-    from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
+    from ipuscope.reports.tables import Column, Table, say, sentence, text
 
     fine = "ok" if args.form == "text" else "well"  # which programs know
     rows = [(check, found or fine, not found) for check, found in _checks(report, args.rows)]
@@ -36,7 +36,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     columns = (Column("check", "check", text), Column("found", "found", sentence))
     notes = [say(f"note: {words}") for words in report.meta["warnings"]]
     well = all(ok for *_, ok in rows)
-    return Page(str(report.path), (Table("checks", shown, columns), *notes), holds=well)
+    return common.page(report, Table("checks", shown, columns), *notes, holds=well)
 
 
 def _checks(report: common.Report, every_row: bool) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
 
     from ipuscope.planner.insights import Insight, insights
     from ipuscope.profiler import units
-    from ipuscope.reports.tables import Column, Page, Table, sentence, with_code
+    from ipuscope.reports.tables import Column, Table, sentence, with_code
 
     common.check_not_imported(report)
     findings = insights(report)
@@ -46,4 +46,4 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         )
         for at, one in enumerate(findings[: common.top(args)], 1)
     ]
-    return Page(str(report.path), (table, *lines))
+    return common.page(report, table, *lines)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
-    from ipuscope.reports.tables import Column, Page, Table, kibibytes, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Table, kibibytes, text, whole_kibibytes
 
     common.check_ipu(report, args.ipu)
     frame = report.liveness(args.ipu)
@@ -39,4 +39,4 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("max_tile", "fullest\ntile"),
         Column("max_tile_bytes", "its KiB", kibibytes),
     )
-    return Page(str(report.path), (Table("liveness", frame, columns, most=common.top(args)),))
+    return common.page(report, Table("liveness", frame, columns, most=common.top(args)))

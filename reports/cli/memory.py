@@ -37,7 +37,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.planner.advice import way_to_fit
     from ipuscope.profiler import analysis
-    from ipuscope.reports.tables import Page, say
+    from ipuscope.reports.tables import say
 
     if args.ipu is not None:
         common.check_ipu(report, args.ipu)
@@ -54,7 +54,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         with suppress(ValueError):  # no costs of Blocks
             tables += [*_largest(report), *_relief(report)]
             notes.append(say(way_to_fit(report)))
-    return Page(str(report.path), (*tables, *notes), holds=not too_full)
+    return common.page(report, *tables, *notes, holds=not too_full)
 
 
 def _largest(report: common.Report) -> list[common.Table]:

@@ -71,7 +71,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.confidence import span
     from ipuscope.profiler.units import percent
     from ipuscope.reports.alike import operators_alike
-    from ipuscope.reports.tables import Column, Page, Table, identity, text
+    from ipuscope.reports.tables import Column, Table, identity, text
 
     frame = common.filtered(analysis.operators(report), "name", args.name)
     if args.stage is not None:
@@ -112,16 +112,14 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     most, note = common.top(args), ""
     if len(rows) < len(frame):
         note = f"{len(frame):,} operators in {len(rows):,} rows: --each prints them one by one."
-    return Page(
-        str(report.path), (Table("ops", frame, columns, most=most, printed=printed, note=note),)
-    )
+    return common.page(report, Table("ops", frame, columns, most=most, printed=printed, note=note))
 
 
 def _alike(report: common.Report, args: argparse.Namespace) -> common.Page:
     """What is repeated: what each group takes, and which members exceed its median."""
     from ipuscope.profiler.analysis.regions import regions
     from ipuscope.profiler.units import percent
-    from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
+    from ipuscope.reports.tables import Column, Table, say, sentence, text
 
     repeats = regions(report, args.alike)
     groups = (
@@ -135,4 +133,4 @@ def _alike(report: common.Report, args: argparse.Namespace) -> common.Page:
     )
     rows = Table("slower", repeats.slow, slower if len(repeats.slow) else (), most=common.top(args))
     each = Table("groups", repeats.groups, groups if len(repeats.groups) else ())
-    return Page(str(report.path), (say(repeats.words), each, rows))
+    return common.page(report, say(repeats.words), each, rows)

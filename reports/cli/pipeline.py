@@ -53,7 +53,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
     common.check_not_imported(report)
     from ipuscope.profiler.analysis import pipeline
     from ipuscope.profiler.units import percent
-    from ipuscope.reports.tables import Column, Facts, Page, Table, identity, say, whole_text
+    from ipuscope.reports.tables import Column, Facts, Table, identity, say, whole_text
     from ipuscope.reports.tables import text as words
 
     common.check_iteration(report, args.which_run, args.iteration)
@@ -101,7 +101,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
         say(_why(table)),
         *common.mark(report),
     ]
-    return Page(str(report.path), tuple(parts))
+    return common.page(report, *parts)
 
 
 def _drawing(

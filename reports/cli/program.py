@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
-    from ipuscope.reports.tables import Column, Page, Table, text
+    from ipuscope.reports.tables import Column, Table, text
 
     frame = _with_depth(report)
     if args.depth is not None:
@@ -43,7 +43,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("cycles", "cycles a call"),
     )
     shown = frame.assign(said=names) if args.form == "text" else frame
-    return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
+    return common.page(report, Table("program", shown, columns, most=common.top(args)))
 
 
 def _with_depth(report: common.Report) -> pd.DataFrame:

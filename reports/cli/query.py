@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: common.Report) -> common.Page:
         from ipuscope.profiler.report import query
-        from ipuscope.reports.tables import Column, Page, Table, clean, text
+        from ipuscope.reports.tables import Column, Table, clean, text
 
         try:
             answer = query.select(report, args.sql, args.timeout)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             Column(name, clean(name), _number if query.is_numeric(answer[name]) else text)
             for name in answer.columns
         )
-        return Page(str(report.path), (Table("rows", answer, columns, most=common.top(args)),))
+        return common.page(report, Table("rows", answer, columns, most=common.top(args)))
 
     return common.each_profile(args, page)
 

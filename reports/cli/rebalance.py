@@ -176,7 +176,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler import confidence, units
     from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.cli.whatif import costs_of, stage_columns, stage_rows
-    from ipuscope.reports.tables import Column, Fact, Facts, Page, Table, say, sentence
+    from ipuscope.reports.tables import Column, Fact, Facts, Table, say, sentence
 
     costs = costs_of(report)
     choices = _choices(costs, args)
@@ -229,7 +229,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
             lines.append(
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
-    return Page(str(report.path), (Table("rebalance", frame, columns), proof, *lines))
+    return common.page(report, Table("rebalance", frame, columns), proof, *lines)
 
 
 def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:

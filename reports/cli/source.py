@@ -32,7 +32,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler.analysis.source import line_of, lines
     from ipuscope.profiler.units import percent
-    from ipuscope.reports.tables import Column, Page, Table, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Table, text, whole_kibibytes
 
     table = lines(report)
     if args.file is not None:
@@ -40,7 +40,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         if table.empty:
             raise common.CommandError(f"{report.path}: no operator is of a file like {args.file!r}")
     if args.file is not None and args.form == "text":
-        return Page(str(report.path), (_listed(report, str(table["file"].iloc[0])),))
+        return common.page(report, _listed(report, str(table["file"].iloc[0])))
     places = zip(table["file"].tolist(), table["line"].tolist(), strict=True)
     table["text"] = [line_of(report, file, line) for file, line in places]
     names = [file.replace("\\", "/").rpartition("/")[2] for file in table["file"]]
@@ -58,7 +58,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("bytes", "KiB", whole_kibibytes),
         Column("text", "text", text),
     )
-    return Page(str(report.path), (Table("source", table, columns, most=common.top(args)),))
+    return common.page(report, Table("source", table, columns, most=common.top(args)))
 
 
 def _listed(report: common.Report, file: str) -> common.Lines:

@@ -42,7 +42,7 @@ def _by_stage(report: common.Report, each: bool = False) -> common.Page:
     from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import percent
     from ipuscope.reports import alike
-    from ipuscope.reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Table, identity, say, text, whole_kibibytes
 
     stages = report.stage_columns
     training = bool(stages["backward_cycles"].any())
@@ -73,15 +73,15 @@ def _by_stage(report: common.Report, each: bool = False) -> common.Page:
         )
     table = Table("stages", every, tuple(columns), printed=printed, note=note)
     if len(every) < 2:
-        return Page(str(report.path), (table,))
+        return common.page(report, table)
     slowest = facts.slowest_of(report)
     words = f"The slowest is {facts.slowest_words(slowest)}." if slowest else ""
     of_peak = [say(f"Together {top.words}.")] if (top := peak.peak(report)) else []
-    return Page(str(report.path), (table, say(words), *of_peak))
+    return common.page(report, table, say(words), *of_peak)
 
 
 def _by_block(report: common.Report) -> common.Page:
-    from ipuscope.reports.tables import Column, Page, Table, identity, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Table, identity, text, whole_kibibytes
 
     columns = (
         Column("name", "Block", text),
@@ -92,4 +92,4 @@ def _by_block(report: common.Report) -> common.Page:
         Column("update_cycles", "update"),
         Column("weight_bytes", "weights\nKiB", whole_kibibytes),
     )
-    return Page(str(report.path), (Table("blocks", report.blocks, columns),))
+    return common.page(report, Table("blocks", report.blocks, columns))

@@ -49,7 +49,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.movement import streaming_steps
     from ipuscope.profiler.report.query import Answer
-    from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table, clean
+    from ipuscope.reports.tables import Fact, Facts, Lines, Table, clean
 
     of, tile = facts.facts(report), facts.fullest(report)
     rows = [Fact(*one) for one in (*facts.about(of), *facts.speed(of), *facts.memory(tile))]
@@ -71,7 +71,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     if of.warnings:
         mark = ("warning: ", "bold yellow")
         parts.append(Lines(tuple((mark, (clean(words), "")) for words in of.warnings)))
-    return Page(str(report.path), tuple(parts))
+    return common.page(report, *parts)
 
 
 def _bars(proportions: dict[str, np.ndarray], streams: bool, each: bool) -> tuple[common.Line, ...]:
@@ -111,16 +111,11 @@ def _legend(
     proportions: dict[str, np.ndarray], present: list[str], streams: bool
 ) -> list[common.Line]:
     """What the letters of the bars mean, and the share of all cycles."""
+    from ipuscope.reports.text_timeline import legend
+
     called = {**_CALLED, **(_WITH_STREAMS if streams else {})}
     everything = max(1, proportions["total"].sum())
-    legend: list[list[tuple[str, str]]] = [[(" " * 8, "")]]
-    used = 8
-    for kind in present:
-        letter, style = _KINDS[kind]
-        entry = f" {called.get(kind, kind)} {proportions[kind].sum() / everything:.0%}  "
-        if used + 1 + len(entry) > 79:
-            legend.append([(" " * 8, "")])
-            used = 8
-        legend[-1] += [(letter, style), (entry, "")]
-        used += 1 + len(entry)
-    return [(*line[:-1], (line[-1][0].rstrip(), "")) for line in legend]
+    shares = {kind: proportions[kind].sum() / everything for kind in present}
+    words = (f" {called.get(kind, kind)} {share:.0%}  " for kind, share in shares.items())
+    entries = ((*_KINDS[kind], one) for kind, one in zip(present, words, strict=True))
+    return [*legend(entries, 77, indent=8)]

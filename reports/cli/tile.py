@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
     from ipuscope.profiler import analysis
-    from ipuscope.reports.tables import Column, Page, Table, integer, say, text
+    from ipuscope.reports.tables import Column, Table, integer, say, text
 
     common.check_ipu(report, args.ipu)
     tiles = report.tiles(args.ipu)
@@ -50,14 +50,12 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("role", "of the model", text),
         Column("bytes", "bytes", integer),
     )
-    return Page(
-        str(report.path),
-        (
-            Table("live", live, columns, most=common.top(args)),
-            say(
-                f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
-                f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
-                f" {report.target.bytes_per_tile:,} are free."
-            ),
+    return common.page(
+        report,
+        Table("live", live, columns, most=common.top(args)),
+        say(
+            f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
+            f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
+            f" {report.target.bytes_per_tile:,} are free."
         ),
     )

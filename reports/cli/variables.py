@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     """The page of a profile."""
-    from ipuscope.reports.tables import Column, Page, Table, identity, integer, text
+    from ipuscope.reports.tables import Column, Table, identity, integer, text
 
     frame = common.filtered(report.variables, "name", args.name)
     if args.ipu is not None:
@@ -65,4 +65,4 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("life", "steps", str),
     )
     shown = frame.assign(life=life) if args.form == "text" else frame
-    return Page(str(report.path), (Table("variables", shown, columns, most=common.top(args)),))
+    return common.page(report, Table("variables", shown, columns, most=common.top(args)))

@@ -57,16 +57,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
     from ipuscope.planner.predict.what_if import what_if
     from ipuscope.profiler import confidence, units
     from ipuscope.profiler.units import per_second
-    from ipuscope.reports.tables import (
-        Column,
-        Page,
-        Table,
-        change,
-        identity,
-        kibibytes,
-        say,
-        sentence,
-    )
+    from ipuscope.reports.tables import Column, Table, change, identity, kibibytes, say, sentence
     from ipuscope.reports.tables import text as words
 
     costs = profiled_costs = costs_of(report)
@@ -108,9 +99,11 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
         lines.append(say("What accumulators take is an estimate: one micro-batch has none."))
     lines += [say(words) for words in confidence.of_two(report, "splits")]
     lines += common.mark(report) if report.imported else ()
-    return Page(
-        str(report.path),
-        (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
+    return common.page(
+        report,
+        Table("whatif", summary, columns),
+        Table("stages", stages, shown),
+        *lines,
         holds=not any(prediction.problems for _, prediction in predictions),
     )
 

@@ -43,7 +43,6 @@ def page(
     from ipuscope.profiler import confidence
     from ipuscope.reports.tables import (
         Column,
-        Page,
         Table,
         change,
         say,
@@ -77,7 +76,7 @@ def page(
     notes.append(say(f"PopTorch can run {today or 'none of these'}."))
     drawn = _pictures(results[asked[0]]) if len(asked) == 1 else []
     notes += [say(words) for words in confidence.of_two(report, "schedules")]
-    return Page(str(report.path), (shown, *drawn, *notes, say(ASSUMES, "dim")))
+    return common.page(report, shown, *drawn, *notes, say(ASSUMES, "dim"))
 
 
 def _pictures(outcome: Outcome) -> list[common.Lines]:

@@ -26,7 +26,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.file.records import PHASES
     from ipuscope.profiler.report.query import Answer
     from ipuscope.profiler.units import cycles, percent
-    from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
+    from ipuscope.reports.tables import Column, Table, identity, sentence, text
 
     path = path_columns(report)
     table, total = waterfall_columns(path), int(path["cycles"].sum())
@@ -54,4 +54,4 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         title="The longest waits",
         most=common.top(args),
     )
-    return Page(str(report.path), (longest, by_phase))
+    return common.page(report, longest, by_phase)

@@ -171,7 +171,8 @@ def test_a_pipeline_fills_and_drains_on_the_diagonal(
 
 
 def test_the_legend_explains_each_letter_once_and_wraps() -> None:
-    lines = drawn(legend(range(len(text_timeline.ACTIVITIES)), 40))
+    entries = [(one.letter, one.style, f" {one.name}   ") for one in text_timeline.ACTIVITIES]
+    lines = drawn(legend(entries, 40))
     assert max(map(len, lines)) <= 40
     words = " ".join(lines)
     assert all(

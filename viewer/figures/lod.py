@@ -175,26 +175,16 @@ class Rows:
         colour = self.code[here] if code is None else code[here]
         half = (high - low) / 2
         parts, inside = [], []
-        for left, right, middle in (
-            (low - half, low, False),
-            (low, high, True),
-            (high, high + half, False),
-        ):
+        windows = ((low - half, low, False), (low, high, True), (high, high + half, False))
+        for left, right, middle in windows:
             columns = max(1, pixels if middle else pixels // 4)
             bars = pieces(start, end, colour, left, right, columns, finest)
-            parts.append(
-                (
-                    np.maximum(bars.start, int(np.floor(left))),
-                    np.minimum(bars.end, int(np.ceil(right))),
-                    bars.code,
-                    bars.first + here.start,
-                    bars.count,
-                )
-            )
+            since = np.maximum(bars.start, int(np.floor(left)))
+            until = np.minimum(bars.end, int(np.ceil(right)))
+            parts.append((since, until, bars.code, bars.first + here.start, bars.count))
             inside.append(np.full(len(bars), middle))
-        return Pieces(
-            *(np.concatenate(column) for column in zip(*parts, strict=True))
-        ), np.concatenate(inside)
+        joined = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Pieces(*joined), np.concatenate(inside)
 
     def bands(
         self, drawn: Pieces, code: np.ndarray | None = None
@@ -280,13 +270,8 @@ class Canvas:
         wide: int = WIDE,
         faint: int | None = None,
     ) -> None:
-        self._faint = faint
-        self.cycles_a_pixel, self.origin, self.scale, self._wide = (
-            cycles_a_pixel,
-            origin,
-            scale,
-            wide,
-        )
+        self.cycles_a_pixel, self.origin, self.scale = cycles_a_pixel, origin, scale
+        self._wide, self._faint = wide, faint
         self._bars: list[tuple[np.ndarray, ...]] = []
         self._narrow: list[tuple[np.ndarray, ...]] = []
 
@@ -301,17 +286,8 @@ class Canvas:
         count = len(drawn)
         words, labels = np.empty(count, dtype=object), np.array(text, dtype=object)
         words[:] = hover
-        self._bars.append(
-            (
-                drawn.start,
-                drawn.end,
-                drawn.code,
-                np.full(count, y),
-                _heights(drawn.code, height),
-                words,
-                labels,
-            )
-        )
+        middle, heights = np.full(count, y), _heights(drawn.code, height)
+        self._bars.append((drawn.start, drawn.end, drawn.code, middle, heights, words, labels))
 
     def add(
         self, rows: Rows, drawn: Pieces, y: float, height: float, code: np.ndarray | None = None
@@ -330,16 +306,10 @@ class Canvas:
         idle = np.bincount(bands[0], weights=busy, minlength=len(merged)) == 0
         self.add_narrow(replace(merged.where(idle), code=np.full(idle.sum(), WAITING)), y, height)
         piece, of, below, share = (column[busy] for column in bands)
-        self._narrow.append(
-            (
-                merged.start[piece],
-                merged.end[piece],
-                of,
-                y + height * (0.5 - below - share / 2),
-                height * share,
-                np.full(len(piece), y + height / 2),
-            )
-        )
+        start, end = merged.start[piece], merged.end[piece]
+        middle = y + height * (0.5 - below - share / 2)
+        base = np.full(len(piece), y + height / 2)
+        self._narrow.append((start, end, of, middle, height * share, base))
         return bars
 
     def _seen(

@@ -102,12 +102,8 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
         if op["estimated"]:
             rows.append(("note", "its cycles are an estimate: nobody lowered this operator"))
     if step["bytes_in"] or step["bytes_out"]:
-        rows.append(
-            (
-                "exchanged",
-                f"{units.size(step['bytes_out'])} sent, {units.size(step['bytes_in'])} received",
-            )
-        )
+        sent, received = units.size(step["bytes_out"]), units.size(step["bytes_in"])
+        rows.append(("exchanged", f"{sent} sent, {received} received"))
     tiles = report.target.tiles_per_ipu
     rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
     if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:

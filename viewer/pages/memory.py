@@ -453,10 +453,9 @@ def _no_step(asked: Any, ipu: int, steps: int) -> str:
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     """The chosen tile and step; by default the fullest tile, at its fullest step."""
-    by_tile = report.tiles(ipu)
-    on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
-    steps = int(report.sequence.steps_of_ipus[ipu])
-    return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
+    on, steps = _tile(report, ipu, tile), int(report.sequence.steps_of_ipus[ipu])
+    usual = int(report.tiles(ipu)["peak_step"].iloc[on])
+    return on, common.whole(step, usual, 0, max(0, steps - 1))
 
 
 def _live_steps(report: Report, ipu: int) -> figures.LiveSteps:

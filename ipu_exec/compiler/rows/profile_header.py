@@ -172,12 +172,9 @@ def _choices(executable: Executable) -> list[list[bool]]:
     for stage in placement.stages:
         recomputes = options.strategy.recomputes(stage.blocks)
         off_chip = options.strategy.keeps_state_off_chip(stage.blocks)
-        choices.append(
-            [
-                usual if recomputes is None else recomputes,
-                options.locations.state.off_chip if off_chip is None else off_chip,
-            ]
-        )
+        if off_chip is None:
+            off_chip = options.locations.state.off_chip
+        choices.append([usual if recomputes is None else recomputes, off_chip])
     return choices
 
 

@@ -129,16 +129,14 @@ def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list
     """The parts of a program. ValueError if they are not those of a program."""
     if not isinstance(whole, tuple) or len(whole) != 4:
         raise ValueError("it is not a compiled program")
-    executable, inputs, state, rng_state = whole
+    *parts, rng_state = whole
     bytes_only = rng_state is None or (
         isinstance(rng_state, list)
         and all(type(one) is int and 0 <= one < 256 for one in rng_state)
     )
-    kinds = (Executable, dict, dict)
-    parts = (executable, inputs, state)
-    if not bytes_only or not all(map(isinstance, parts, kinds)):
+    if not bytes_only or not all(map(isinstance, parts, (Executable, dict, dict))):
         raise ValueError("it is not a compiled program")
-    return executable, inputs, state, rng_state
+    return whole
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -292,8 +290,7 @@ def _read(path: Path) -> Executable | None:
     if not path.exists():
         return None
     try:
-        executable: Executable = read(path).executable
+        return read(path).executable
     except Error as error:
         logger.warning("the cached executable is not taken: %s", error)
         return None
-    return executable

@@ -174,10 +174,10 @@ def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
     Time and memory follow the size of ``nodes`` and ``arrays``, checked before anything is made.
     """
     _check_cost(_listed(nodes))
-    values: list[Any] = []
+    together = _Together([], arrays)
     for node in nodes:
-        values.append(_Together(values, arrays).of(node))
-    return _Together(values, arrays).part(root)
+        together.made.append(together.of(node))
+    return together.part(root)
 
 
 def _check_cost(nodes: list[Any]) -> None:
@@ -316,13 +316,9 @@ def _listed(item: Any, length: int | None = None) -> list[Any]:
 @cache
 def _classes() -> dict[str, type]:
     """Dataclasses and enumerations of `MODULES` and `PACKAGES` by their full names."""
-    within = [
-        module.name
-        for package in PACKAGES
-        for module in pkgutil.walk_packages(
-            importlib.import_module(package).__path__, f"{package}."
-        )
-    ]
+    folders = {f"{one}.": importlib.import_module(one).__path__ for one in PACKAGES}
+    found = (pkgutil.walk_packages(path, prefix) for prefix, path in folders.items())
+    within = [module.name for modules in found for module in modules]
     classes = {}
     for name in (*MODULES, *within):
         for kind in vars(importlib.import_module(name)).values():
