@@ -141,6 +141,7 @@ def shares_of(
         until = np.where(at >= 0, total[at.clip(0)] + inside, 0)
         shares[:, activity_code] = np.diff(until) / np.maximum(1, np.diff(edges))
     shares[:, waits] = 1 - shares.sum(axis=1)
+    shares[shares < 1e-9] = 0.0  # a remainder of rounding is no activity
     return shares
 
 

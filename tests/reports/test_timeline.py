@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ipuscope.profiler import open_report
@@ -77,6 +77,7 @@ def test_every_column_has_the_task_that_fills_most_of_it(
 
 
 @given(durations, st.integers(1, 80))
+@example([1, 868, 1, 795, 68, 214, 2, 145, 121, 372, 332, 4, 452, 571, 487, 1, 210, 71, 1000], 16)
 def test_letters_of_many_tasks_are_as_frequent_as_their_time(
     lengths: list[int], columns: int
 ) -> None:
