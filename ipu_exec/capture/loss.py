@@ -73,10 +73,11 @@ def _candidates(returned: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     trained = [scalar for scalar in scalars if scalar.requires_grad]
     if marked or len(trained) < 2:
         return marked or trained or scalars, tensors
-    losses = set().union(*map(_losses_of_torch, trained))
+    made_of = [_losses_of_torch(scalar) for scalar in trained]
+    losses = set().union(*made_of)
     for among in (
         [scalar for scalar in trained if len(losses) == 1 and scalar.grad_fn in losses],
-        [scalar for scalar in trained if _losses_of_torch(scalar)],
+        [scalar for scalar, some in zip(trained, made_of, strict=True) if some],
         [scalar for scalar in trained if not scalar.dim()],  # not the one number of a batch of one
     ):
         if len(among) == 1:

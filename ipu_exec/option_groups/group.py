@@ -42,8 +42,8 @@ class Group:
             return values[snake]
         names = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
         near = "" if name.startswith("_") else did_you_mean(name, names)
-        for group, held in vars(self).items():
-            if isinstance(held, Group) and hasattr(type(held), name):
+        for group, one in vars(self).items():
+            if isinstance(one, Group) and hasattr(type(one), name):
                 near = f": it is {'options' if group == '_root' else group}.{name}(...)"
         raise AttributeError(
             f"{type(self).__name__.strip('_')} has no option {name!r}"

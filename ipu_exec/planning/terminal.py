@@ -26,18 +26,8 @@ from ipuscope.waiting import waiting
 SHOWN = 10  # rows
 _LINE = 100  # columns of a sentence, wherever it goes
 _COLUMNS = (
-    *(
-        "phases",
-        "t",
-        "p",
-        "r",
-        "split",
-        "micro-\nbatch",
-        "accumu-\nlation",
-        "recom-\npute",
-        "state",
-    ),
-    *("prop.", "samples\n/s", "extent,\nKiB"),
+    *("phases", "t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation"),
+    *("recom-\npute", "state", "prop.", "samples\n/s", "extent,\nKiB"),
 )
 _OFTEN_ALIKE = {"recom-\npute": "recomputation", "state": "state", "prop.": "memory proportion"}
 _OF_WORDS = ("", "split", *_OFTEN_ALIKE)
@@ -69,11 +59,10 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     console.print(f"{where}, {asked(plan)}")
     shown = plan.candidates[:rows]
     verified = [one for one in plan.candidates if one.obtained is not None]
-    for one in (
-        _mappings(shown),
-        _times(shown),
-        *([_verified(plan, verified)] if verified else []),
-    ):
+    tables = [_mappings(shown), _times(shown)]
+    if verified:
+        tables.append(_verified(plan, verified))
+    for one in tables:
         console.print()
         console.print(one)
     console.print()

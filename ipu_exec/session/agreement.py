@@ -26,8 +26,15 @@ logger = logging.getLogger("ipu_exec")
 
 # options that are an instance's own: its number, and where and how much it logs
 _OWN = (
-    *("Distributed.processId", "profilingDirectory", "profilingEnabled", "logDir"),
-    *("logCycleCount", "compilationProgressBar", "executableCache", "maxRepeatLogs", "ipuId"),
+    "Distributed.processId",
+    "profilingDirectory",
+    "profilingEnabled",
+    "logDir",
+    "logCycleCount",
+    "compilationProgressBar",
+    "executableCache",
+    "maxRepeatLogs",
+    "ipuId",
 )
 
 

@@ -38,9 +38,16 @@ WAITING = "waiting"  # cycles without a task: none, in what the engine writes
 
 # The causes of the path's cycles, from a step's kind and purpose; the order is the legend's.
 CAUSES = (
-    *("compute", "exchange on chip", "sync", "stash", "copy between IPUs"),
-    *("collective over replicas", "collective over shards", "host I/O"),
-    *("streaming memory", WAITING),
+    "compute",
+    "exchange on chip",
+    "sync",
+    "stash",
+    "copy between IPUs",
+    "collective over replicas",
+    "collective over shards",
+    "host I/O",
+    "streaming memory",
+    WAITING,
 )
 _OF_PURPOSE: dict[str, str] = {
     Purpose.STASH: "stash",

@@ -78,10 +78,23 @@ PHASES = tuple(phase.value for phase in PipelinePhase)
 
 # Storage categories, spelled as libpva spells them (docs/libpva.md#tiles).
 CATEGORIES = (
-    *("variable", "constant", "vertexCode", "vertexInstanceState", "vertexFieldData"),
-    *("vectorListDescriptor", "copyDescriptor", "internalExchangeCode", "globalExchangeCode"),
-    *("hostExchangeCode", "hostExchangePacketHeader", "controlCode", "controlId", "controlTable"),
-    *("instrumentationResults", "message", "stack"),
+    "variable",
+    "constant",
+    "vertexCode",
+    "vertexInstanceState",
+    "vertexFieldData",
+    "vectorListDescriptor",
+    "copyDescriptor",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+    "hostExchangePacketHeader",
+    "controlCode",
+    "controlId",
+    "controlTable",
+    "instrumentationResults",
+    "message",
+    "stack",
 )
 
 Cycles = Annotated[int, Within(0, MOST_CYCLES)]

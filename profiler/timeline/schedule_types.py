@@ -12,10 +12,30 @@ from ipuscope.profiler.enums import BodyTask, PipelinePhase
 # a backward recomputes is part of it until the trace is laid out. Those in BESIDE are transfers of
 # I/O tiles, which overlap the work of the other tiles.
 TASKS = tuple(BodyTask)
-FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE = range(10)
-LOAD, UNLOAD, ENTER, RETURN, LEAVE = range(10, 15)
-LOAD_FORWARD, STORE_FORWARD, LOAD_BACKWARD, STORE_BACKWARD = range(15, 19)
-LOAD_ENTER, LOAD_RETURN, STORE_LEAVE = range(19, len(TASKS))
+(
+    FORWARD,
+    BACKWARD,
+    UPDATE,
+    STREAM_IN,
+    STREAM_OUT,
+    COPY,
+    REDUCE,
+    SYNC,
+    IDLE,
+    RECOMPUTE,
+    LOAD,
+    UNLOAD,
+    ENTER,
+    RETURN,
+    LEAVE,
+    LOAD_FORWARD,
+    STORE_FORWARD,
+    LOAD_BACKWARD,
+    STORE_BACKWARD,
+    LOAD_ENTER,
+    LOAD_RETURN,
+    STORE_LEAVE,
+) = range(len(TASKS))
 # Loads and stores of streaming memory over I/O tiles, by the task that needs them.
 LOADS_BESIDE = {
     FORWARD: LOAD_FORWARD,

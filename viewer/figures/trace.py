@@ -37,12 +37,24 @@ _MODULES = len(ACTIVITIES) + 1  # codes of modules begin here
 # Muted hues for modules: they say "another module", not what it does.
 _MODULE_COLOURS = {
     "light": (
-        *("#c6d7ea", "#d9d0ea", "#cfe5d6", "#ecdcc5"),
-        *("#e8d0da", "#d3dde0", "#e0e3c8", "#d8d4cc"),
+        "#c6d7ea",
+        "#d9d0ea",
+        "#cfe5d6",
+        "#ecdcc5",
+        "#e8d0da",
+        "#d3dde0",
+        "#e0e3c8",
+        "#d8d4cc",
     ),
     "dark": (
-        *("#33475e", "#463d5e", "#31503f", "#57462e"),
-        *("#55394a", "#3c4a50", "#4b4f33", "#46423b"),
+        "#33475e",
+        "#463d5e",
+        "#31503f",
+        "#57462e",
+        "#55394a",
+        "#3c4a50",
+        "#4b4f33",
+        "#46423b",
     ),
 }
 

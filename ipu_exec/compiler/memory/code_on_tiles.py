@@ -42,9 +42,15 @@ PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 # Transfers of phases that are the same code where they move the same from tile to tile.
 _OUTLINED = (
-    *(Purpose.EXTERNAL_SYNC, Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE, Purpose.COPY),
-    *(Purpose.ALL_GATHER, Purpose.ALL_REDUCE, Purpose.REDUCE_SCATTER),
-    *(Purpose.GATHER_SHARDS, Purpose.SHARD),
+    Purpose.EXTERNAL_SYNC,
+    Purpose.REMOTE_LOAD,
+    Purpose.REMOTE_STORE,
+    Purpose.COPY,
+    Purpose.ALL_GATHER,
+    Purpose.ALL_REDUCE,
+    Purpose.REDUCE_SCATTER,
+    Purpose.GATHER_SHARDS,
+    Purpose.SHARD,
 )
 
 

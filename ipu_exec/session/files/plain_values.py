@@ -32,13 +32,21 @@ PACKAGES = (  # all their modules
     "ipuscope.planner.search",
 )
 MODULES = (
-    *("ipu_exec.graph", "ipu_exec.enums", "ipu_exec.machine", "ipu_exec.base.replica_groups"),
-    *("ipu_exec.session.arguments", "ipuscope.planner.mappings.mapping"),
-    *("ipuscope.planner.mappings.phased_costs", "ipuscope.planner.mappings.plan"),
-    *("ipuscope.planner.mappings.priced", "ipuscope.profiler.enums"),
-    *("ipuscope.profiler.timeline.phased_schedules", "ipuscope.profiler.file.records"),
+    "ipu_exec.graph",
+    "ipu_exec.enums",
+    "ipu_exec.machine",
+    "ipu_exec.base.replica_groups",
+    "ipu_exec.session.arguments",
+    "ipuscope.planner.mappings.mapping",
+    "ipuscope.planner.mappings.phased_costs",
+    "ipuscope.planner.mappings.plan",
+    "ipuscope.planner.mappings.priced",
+    "ipuscope.profiler.enums",
+    "ipuscope.profiler.timeline.phased_schedules",
+    "ipuscope.profiler.file.records",
     "ipuscope.profiler.timeline.closed_forms",
-    *("ipuscope.profiler.timeline.schedule_types", "ipuscope.profiler.timeline.schedules"),
+    "ipuscope.profiler.timeline.schedule_types",
+    "ipuscope.profiler.timeline.schedules",
 )
 _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 _SCALARS = (NoneType, bool, int, float, str)
