@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import time
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from ipu_exec.base.user_tracebacks import warn
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
@@ -203,7 +203,7 @@ class ProfileSession:
                 with suppress(Exception):
                     writer.close()
             why = error if isinstance(error, ProfileError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"no profile is written: {why}", stacklevel=4)
+            warn(f"no profile is written: {why}")
 
 
 def _writer(directory: Path, kind: str, model: str, of: Mapping[Path, Holder]) -> ProfileWriter:
