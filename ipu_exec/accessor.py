@@ -28,8 +28,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.base.stand_in import STAND_IN_VARIABLE, stand_in
 from ipu_exec.base.structures import learn
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.enums import SharingStrategy
-from ipu_exec.errors import Error, UsageError, warn_once
+from ipu_exec.errors import Error, UsageError
 
 logger = logging.getLogger("ipu_exec")
 

@@ -12,8 +12,9 @@ import torch
 
 from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched, strategy_of
 from ipu_exec.base.structures import joined, learn
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.enums import DataLoaderMode, SharingStrategy
-from ipu_exec.errors import UsageError, warn_once
+from ipu_exec.errors import UsageError
 from ipu_exec.options import Options
 
 

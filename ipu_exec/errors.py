@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
-
 
 class Error(RuntimeError):
     """An error that the engine raises on purpose: ``message``, with the fix, and ``location``."""
@@ -54,9 +51,3 @@ class ContentError(Error):
 
 class LoweringError(Error):
     """No lowering is registered for an operator of the model."""
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Warn, but only once for the same message."""
-    warnings.warn(message, stacklevel=3)

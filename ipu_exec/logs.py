@@ -83,7 +83,10 @@ def setPopartLogLevel(level: str) -> None:
 def from_environment() -> None:
     """Set the level that ``POPTORCH_LOG_LEVEL`` requests."""
     if os.environ.get(LEVEL_VARIABLE):
-        setLogLevel(os.environ[LEVEL_VARIABLE])
+        try:
+            setLogLevel(os.environ[LEVEL_VARIABLE])
+        except UsageError as error:
+            logger.warning("%s has no effect: %s", LEVEL_VARIABLE, error)
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:

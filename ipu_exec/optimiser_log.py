@@ -111,7 +111,10 @@ def _values(
         own["velocity_scaling"] = loss_scaling(optimizer)
     if getattr(optimizer, "max_weight_norm", None) is not None:
         own.setdefault("max_weight_norm", getattr(optimizer, "max_weight_norm", None))
-    yield from ((name, own[name]) for name in _POPART if own.get(name) is not None)
+    for name in _POPART:
+        value = own.get(name)
+        if value is not None and not isinstance(value, tuple):  # as Adafactor's two eps
+            yield name, value
 
 
 def _constant(optimizer: torch.optim.Optimizer, name: str, value: Any) -> bool:

@@ -134,6 +134,8 @@ class Options(Group):
         self._Popart = PopartOptions(self.Precision)
         if os.environ.get("POPTORCH_CACHE_DIR"):
             self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
+        if os.environ.get("POPTORCH_IPU_MODEL", "0") not in ("", "0"):
+            self.useIpuModel(True)
         if os.environ.get(TARGET_VARIABLE):
             self.target(os.environ[TARGET_VARIABLE])
         if os.environ.get(PLACEMENT_VARIABLE):

@@ -13,8 +13,9 @@ from functools import reduce
 from typing import Any
 
 from ipu_exec.annotations import PipelinedExecution, ShardedExecution
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.enums import OutputMode
-from ipu_exec.errors import Error, warn_once
+from ipu_exec.errors import Error
 from ipu_exec.option_groups.engine_options import LEVERS_VARIABLE
 from ipu_exec.option_groups.tensor_locations import TensorLocationSettings
 from ipu_exec.options import Options

@@ -226,7 +226,8 @@ GROUPS = (
             "updatableNamedBuffers": SAME,
             "useIpuModel": (
                 PROFILE,
-                "products take the cycles that the vendor's IPUModel estimates",
+                "products take the cycles that the vendor's IPUModel estimates;"
+                " POPTORCH_IPU_MODEL too",
             ),
             "useIpuId": (SAME, "one model of the process has the device at a time"),
             "logDir": (ACCEPTED, "nothing is written there"),

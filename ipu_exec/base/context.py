@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ipu_exec.errors import Error, warn_once
+from ipu_exec.base.user_tracebacks import warn_once
+from ipu_exec.errors import Error
 
 NOTHING = contextlib.nullcontext()  # where nothing is to be entered
 _depth = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -57,6 +58,18 @@ def users_frame() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
     return frame
+
+
+def warn(message: str) -> None:
+    """Warn at the user's line."""
+    frame = users_frame()
+    if frame is None:
+        warnings.warn(message, stacklevel=2)
+    else:
+        warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+warn_once = functools.cache(warn)  # of the same message
 
 
 def _shown(error: BaseException) -> TracebackType | None:

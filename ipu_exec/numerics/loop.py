@@ -77,6 +77,8 @@ def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
+        if leaf.layout != torch.strided:
+            raise UsageError(f"an input is a sparse tensor ({leaf.layout}): pass it .to_dense()")
         if leaf.requires_grad:
             logger.warning(
                 "Input tensor has requires_grad=True set. This tensor will be detached because"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.errors import UsageError
 from ipuscope.profiler.file import from_json
 from ipuscope.words import did_you_mean
@@ -63,7 +63,7 @@ def warn_of_unknown(kind: str, names: Iterable[str], known: Sequence[str]) -> No
     """Warn of each name that is none of the ``known`` ones."""
     for name in sorted(set(names).difference(known)):
         near = did_you_mean(name, known)
-        warnings.warn(f"there is no {kind} {name!r}, so it has no effect{near}", stacklevel=3)
+        warn_once(f"there is no {kind} {name!r}, so it has no effect{near}")
 
 
 def warn_of_engine_options(engine: Mapping[str, Any]) -> None:
@@ -71,10 +71,9 @@ def warn_of_engine_options(engine: Mapping[str, Any]) -> None:
     reports = [name for name in engine if name.lower().startswith("autoreport.")]
     warn_of_unknown("engine option", reports, [f"autoReport.{name}" for name in _REPORTS.split()])
     if str(engine.get(_TARGET, "cycles")).lower() != "cycles":
-        warnings.warn(
+        warn_once(
             f"the engine option {_TARGET} is recorded in the profile, but not honoured: exchanges"
-            " are those that take the fewest cycles, so code of exchanges may be more here",
-            stacklevel=2,  # said once, whoever asks for the options
+            " are those that take the fewest cycles, so code of exchanges may be more here"
         )
 
 

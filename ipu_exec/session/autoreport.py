@@ -1,7 +1,8 @@
 """autoreport: writes a compiled model and its first runs to ``profile.pop``.
 
 In ``<directory>/training`` or ``<directory>/inference`` (docs/libpva.md#files-of-a-run,
-docs/libpva.md#engine-options); if another process writes there, in ``training-2`` (``-3`` ...).
+docs/libpva.md#engine-options); if another process writes there, or it is another model's, in
+``training-2`` (``-3`` ...).
 If a profile cannot be written, the run continues after one warning with the reason.
 """
 
@@ -13,16 +14,17 @@ import os
 import platform
 import sys
 import time
-import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from ipu_exec.base.user_tracebacks import warn
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
@@ -49,10 +51,18 @@ PUBLISHED_AT_ONCE = 16  # runs
 PUBLISHING = 0.05  # of the time, at most, for the runs after these
 
 
+class Holder(NamedTuple):
+    """The model that a profile is of."""
+
+    name: str
+    program: tuple[int, int]  # its cycles and operators
+    session: weakref.ref[ProfileSession]  # gone as soon as the model is, or is destroyed
+
+
 class ProfileSession:
     """Writes an executable's profile to ``folder`` of the options' directory, if they name one."""
 
-    _models: ClassVar[dict[Path, str]] = {}  # that have a profile of this process, by its path
+    _of: ClassVar[dict[Path, Holder]] = {}  # the last of this process, by the profile's path
 
     def __init__(
         self,
@@ -80,9 +90,16 @@ class ProfileSession:
         over = executable.overflow
         with self._or_none():
             name = options.model_name or model
-            self._writer = _writer(self._wanted.directory, folder, name, self._models)
+            self._writer = _writer(self._wanted.directory, folder, name, self._of)
             self.path = self._writer.path
-            self._models[self.path] = name
+            program = executable.cycles_per_call, len(executable.graph.ops)
+            if self.path in self._of and self._of[self.path].program != program:
+                logger.warning(
+                    "%s: an earlier %s's profile is replaced: options.modelName(...) keeps both",
+                    self.path,
+                    name,
+                )
+            self._of[self.path] = Holder(name, program, weakref.ref(self))
             self._writer.meta(
                 **header(executable),
                 model=name,
@@ -186,19 +203,19 @@ class ProfileSession:
                 with suppress(Exception):
                     writer.close()
             why = error if isinstance(error, ProfileError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"no profile is written: {why}", stacklevel=4)
+            warn(f"no profile is written: {why}")
 
 
-def _writer(directory: Path, kind: str, model: str, models: Mapping[Path, str]) -> ProfileWriter:
+def _writer(directory: Path, kind: str, model: str, of: Mapping[Path, Holder]) -> ProfileWriter:
     """A writer in the first of ``kind``, ``kind-2``, ... that is free; ProfileError if none is.
 
-    A folder is not free where another process is writing, or this one has the profile of another
-    of its ``models``.
+    A folder is not free where another process is writing, or this one has the profile of a model
+    of another name, or of one that is still in use.
     """
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"
         path = Path(os.path.abspath(directory / folder / "profile.pop"))
-        if models.get(path, model) != model:
+        if path in of and (of[path].name != model or of[path].session() is not None):
             continue
         try:
             writer = ProfileWriter(path)
@@ -206,13 +223,11 @@ def _writer(directory: Path, kind: str, model: str, models: Mapping[Path, str]) 
             continue
         if number > 1:
             first = Path(os.path.abspath(directory / kind / "profile.pop"))
-            logger.warning(
-                "%s is %s: the profile of %s goes to %s",
-                first,
-                f"that of {models[first]}" if first in models else "written by another process",
-                model,
-                writer.path,
-            )
+            its = of.get(first)
+            whose = "written by another process"
+            if its is not None:
+                whose = f"that of {'another ' if its.name == model else ''}{its.name}"
+            logger.warning("%s is %s: the profile of %s goes to %s", first, whose, model, path)
         return writer
     return ProfileWriter(directory / kind / "profile.pop")
 

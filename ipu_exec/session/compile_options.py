@@ -7,6 +7,7 @@ from typing import Any
 
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, PipelinedExecution
 from ipu_exec.base.replica_groups import Groupings
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.options import (
     CompileOptions,
     Execution,
@@ -16,7 +17,6 @@ from ipu_exec.compiler.options import (
     StrategyOptions,
 )
 from ipu_exec.enums import ConnectionType, Liveness, OutputMode
-from ipu_exec.errors import warn_once
 from ipu_exec.instances import hosts
 from ipu_exec.machine import INFERENCE, TRAINING
 from ipu_exec.option_groups.groups import BUFFERING_DEPTHS

@@ -46,7 +46,7 @@ from ipu_exec.session.call_plan import plan_call
 from ipu_exec.session.device_tensors import DeviceTensors, Listed
 from ipu_exec.session.modes import Modes
 from ipu_exec.session.proposed_blocks import is_for_another
-from ipu_exec.session.torch_compile import without_torch_compile
+from ipu_exec.session.torch_compile import NO_EFFECT, without_torch_compile
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
     is_wrapped,
@@ -165,6 +165,8 @@ class OnDevice:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
+        if name == "_torchdynamo_orig_callable":  # torch.compile asks for it first
+            raise UsageError(NO_EFFECT)
         attribute = getattr(self._user_model, name)
         return (
             GroupedParameter(self.per_replica_params, name, attribute)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ipu_exec.base.context import NOTHING
-from ipu_exec.base.user_tracebacks import users_frame
+from ipu_exec.base.user_tracebacks import warn
 
 _used = False  # by this process; `torch._dynamo.reset` forgets it
-_WORDS = (
+NO_EFFECT = (
     "torch.compile has no effect on a model that runs on IPUs, whose compiler takes its operators"
-    " as they are written: delete it. The model runs without it"
+    " as they are written: delete it"
 )
 
 
@@ -24,9 +24,7 @@ def without_torch_compile(model: torch.nn.Module) -> torch.nn.Module:
     """The module that `torch.compile` wrapped; any other as it is. Warns of compiled parts too."""
     if isinstance(model, torch.nn.Module) and any(map(_is_compiled, model.modules())):
         warnings.filterwarnings("ignore", "Using `torch.compile")  # of its hooks, and ours
-        frame = users_frame()
-        if frame is not None:
-            warnings.warn_explicit(_WORDS, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+        warn(f"{NO_EFFECT}. The model runs without it")
     compiled: Any = model
     return compiled._orig_mod if _is_compiled(model) else model
 

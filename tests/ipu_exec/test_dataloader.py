@@ -27,7 +27,7 @@ from ipu_exec import (
     SharingStrategy,
 )
 from ipu_exec.accessor import _interrupts_later, strategy_of
-from ipu_exec.errors import warn_once
+from ipu_exec.base.user_tracebacks import warn_once
 from tests import forked
 from tests.paths import ROOT
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import ipu_exec
-from ipu_exec.errors import Error, warn_once
+from ipu_exec.base.user_tracebacks import warn_once
+from ipu_exec.errors import Error
 from ipu_exec.script_levers import changed_options, parse
 from ipuscope.planner.levers.settings import Levers
 from ipuscope.profiler import analysis, open_report

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import ipu_exec as poptorch
-from ipu_exec import Error, Options
+from ipu_exec import Error, Options, logs
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.placement.machines import machines_of
 from ipu_exec.session.compile_options import compile_options
 
@@ -36,6 +37,17 @@ def test_methods_chain_and_values_are_read_as_attributes() -> None:
         options.Training.accumulation_and_replication_reduction_type is poptorch.ReductionType.Sum
     )
     assert options.batch_factor == 3 * 5 * 2
+
+
+def test_variables_of_poptorch_are_heard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for given, model in (("1", True), ("0", None)):
+        monkeypatch.setenv("POPTORCH_IPU_MODEL", given)
+        assert Options().use_model is model
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "LOUD")
+    logs.from_environment()
+    assert "POPTORCH_LOG_LEVEL has no effect: Unknown log level: LOUD" in caplog.text
 
 
 def test_input_groups_share_their_input() -> None:
@@ -337,6 +349,7 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 @pytest.mark.parametrize("where", ["options", "environment"])
 def test_an_engine_option_that_is_not_honoured_says_so(where: str) -> None:
+    warn_once.cache_clear()
     options, name = Options(), "opt.internalExchangeOptimisationTarget"
     environment = {}
     if where == "options":

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ipu_exec.capture.recording.origins import source_line
+from ipu_exec.errors import Error
+
 IPU = "ipu"
 _MOVES = ("to", "ipu", "type_as")  # of a tensor
 _DEVICE_OF = torch.Tensor.device.__get__  # what reading ``tensor.device`` calls
@@ -49,6 +52,8 @@ class Devices(TorchFunctionMode):
         try:
             if name in _MOVES:
                 return self._moved(func, args, kwargs)
+            if name == "cuda" or _is_gpu(kwargs.get("device")):
+                _refuse_gpu()
             if _is_ipu(kwargs.get("device")):
                 self.named = True
                 kwargs = {**kwargs, "device": "cpu"}
@@ -60,6 +65,8 @@ class Devices(TorchFunctionMode):
         """The result of ``tensor.to`` and ``tensor.ipu``, all tensors being on the IPU already."""
         tensor, *others = args
         asked = [*others, *kwargs.values()]
+        if any(map(_is_gpu, asked)):
+            _refuse_gpu()
         if func.__name__ != IPU and not any(map(_is_ipu, asked)):
             # Where another tensor is; only what a script brings is a plain tensor in a capture.
             if type(tensor) is torch.Tensor and any(map(_is_anothers, asked)):
@@ -89,6 +96,22 @@ def _is_anothers(item: Any) -> bool:
 
 
 def _is_ipu(item: Any) -> bool:
-    if isinstance(item, torch.device):
-        return item.type == IPU
-    return isinstance(item, str) and item.split(":")[0] == IPU
+    return _kind(item) == IPU
+
+
+def _is_gpu(item: Any) -> bool:
+    return _kind(item) in ("cuda", "mps", "xpu")
+
+
+def _kind(device: Any) -> str:
+    if isinstance(device, torch.device):
+        return device.type
+    return device.split(":")[0] if isinstance(device, str) else ""
+
+
+def _refuse_gpu() -> None:
+    raise Error(
+        'the model\'s forward names a GPU, and runs on IPUs: delete .cuda() and .to("cuda"), and'
+        " make new tensors with device=x.device of an input x",
+        location=str(source_line()),
+    )

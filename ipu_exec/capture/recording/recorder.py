@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_exec.base.context import refuse
 from ipu_exec.base.structures import tensors_in
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.capture.control_flow import in_argument_check, in_metric
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.no_content import note_constant
@@ -35,7 +40,7 @@ from ipu_exec.capture.rewrites.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
-from ipu_exec.errors import ContentError, Error, warn_once
+from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OperatorAttributes, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
@@ -265,6 +270,12 @@ class Recorder(TorchDispatchMode):
             return ctc_loss_of_longest_targets(*args, **kwargs)
         try:
             return func(*args, **kwargs)
+        except UnsupportedOperatorException:
+            raise Error(
+                f"what {func} returns has no shape before it runs: pad nested tensors to the"
+                " longest, with a mask; an operator of your own needs torch.library.register_fake",
+                location=str(source_line()),
+            ) from None
         except (DynamicOutputShapeException, DataDependentOutputException):
             name = str(func).split(".")[1].replace("index", "nonzero")
             bins = _BINS if name == "bincount" else ""
@@ -538,9 +549,10 @@ def _check_supported(tensor: torch.Tensor) -> None:
             location=str(source_line()),
         )
     if _dtype(tensor) not in ITEM_BYTES:
+        instead = "Keep real and imaginary parts as two tensors" if tensor.is_complex() else "Cast"
         raise Error(
             f"an IPU has no {_dtype(tensor)}: it computes in float32, float16 and integers of up to"
-            " 32 bits. Keep real and imaginary parts as two tensors, or cast on the host",
+            f" 32 bits. {instead}, or compute with it on the host",
             location=str(source_line()),
         )
     if tensor.dtype is torch.bfloat16:

@@ -19,11 +19,11 @@ import numpy as np
 
 from ipu_exec.base.once import Once, total
 from ipu_exec.base.replica_groups import Grouping, Groupings
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.options import CompileOptions, Locations
 from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.compiler.placement.reads import read_values
 from ipu_exec.compiler.placement.recompute import made_by
-from ipu_exec.errors import warn_once
 from ipu_exec.graph import Graph, OpNode, Storage, weight_of
 from ipu_exec.lowering import info
 from ipu_exec.lowering.layouts import ceil_div

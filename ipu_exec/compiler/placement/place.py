@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate
 
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.placement.reads import read_values
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
+from ipu_exec.errors import Error, PipelineDepthError, UsageError
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES

@@ -10,10 +10,10 @@ from torch import nn
 
 import ipu_exec
 from ipu_exec.base.context import refusing
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement.reads import read_values
-from ipu_exec.errors import warn_once
 from tests.models import Mnist, mnist_batch, model_of
 
 
@@ -133,8 +133,12 @@ def test_a_branch_on_data_is_an_error_with_the_line():
         (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_step\.py:\d+"),
         (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_step\.py:\d+"),
         (lambda x: x.to_sparse().to_dense(), r"an IPU has no sparse tensors.*test_step\.py:\d+"),
+        (lambda x: x.to(torch.float8_e5m2), r"no float8_e5m2: .*Cast, or.*test_step\.py:\d+"),
+        (lambda x: torch.nested.nested_tensor([x, x[1:]]), r"pad nested.*test_step\.py:\d+"),
+        (lambda x: x + torch.ones(3, device="cuda"), r"names a GPU.*test_step\.py:\d+"),
+        (lambda x: x.to("cuda:1"), r"names a GPU.*test_step\.py:\d+"),
     ],
-    ids=["a shape from data", "complex numbers", "sparse tensors"],
+    ids=["a shape from data", "complex numbers", "sparse", "float8", "nested", "made", "moved"],
 )
 def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
     with pytest.raises(ipu_exec.Error, match=message):
@@ -143,8 +147,9 @@ def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
 
 def test_bfloat16_is_said_to_cost_as_float16():
     warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="an IPU has no bfloat16"):
+    with pytest.warns(UserWarning, match="an IPU has no bfloat16") as told:
         capture(nn.Linear(3, 2).bfloat16(), (torch.ones(1, 3, dtype=torch.bfloat16),), {})
+    assert told[0].filename == __file__
 
 
 def test_a_check_of_arguments_in_torch_is_no_branch_of_the_model():

@@ -15,9 +15,9 @@ import torch
 import ipu_exec
 from examples.models import gpt3
 from ipu_exec import Phase, Stage
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.emission.transfers import alike_on_shards
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.errors import warn_once
 from ipu_exec.machine import TARGETS
 from ipuscope import profiler
 from ipuscope.profiler.enums import Purpose

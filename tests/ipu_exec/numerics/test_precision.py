@@ -393,6 +393,7 @@ OF_TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adamax": lambda p: torch.optim.Adamax(p, lr=0.05),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.05),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.05),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.05),
 }
 
 

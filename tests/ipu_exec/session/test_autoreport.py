@@ -73,6 +73,27 @@ def test_a_run_beside_another_has_a_directory_of_its_own(
         assert its.options == {"whose": "other"}
 
 
+def test_models_of_one_class_have_a_profile_each_while_they_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    models = [ipu_exec.inferenceModel(torch.nn.Linear(n, n), options) for n in (2, 3, 2, 3)]
+    for model in models[:2]:
+        model(torch.zeros(1, model.in_features))
+    assert "that of another Linear: the profile of Linear goes to" in caplog.text
+    for model in models[:2]:
+        model.destroy()
+    for model in models[2:]:
+        assert "modelName" not in caplog.text  # the same program as before
+        model(torch.zeros(1, model.in_features))
+        model.destroy()
+    assert "an earlier Linear's profile is replaced: options.modelName" in caplog.text
+    assert [f"{path.parent.name}" for path in sorted(tmp_path.glob("*/*.pop"))] == [
+        "inference",
+        "inference-2",
+    ]
+
+
 def test_a_nul_in_the_directory_costs_the_run_nothing(tmp_path: Path) -> None:
     options = ipu_exec.Options(autoreport=True, autoreport_dir=f"{tmp_path}/a\0b")
     model = ipu_exec.inferenceModel(torch.nn.Linear(2, 2), options)

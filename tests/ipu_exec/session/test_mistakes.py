@@ -177,6 +177,12 @@ def test_a_module_of_torch_jit_is_refused_by_its_name() -> None:
         poptorch.inferenceModel(model)
 
 
+def test_a_sparse_input_is_refused_with_the_way_out() -> None:
+    model = poptorch.inferenceModel(torch.nn.Linear(6, 3))
+    with pytest.raises(poptorch.UsageError, match=r"sparse_coo.*to_dense"):
+        model(torch.eye(6).to_sparse())
+
+
 def test_an_error_of_cuda_says_where_modules_stay(tmp_path: Path) -> None:
     source = "import poptorch\nraise RuntimeError('Found no NVIDIA driver on your system')"
     write(tmp_path / "train.py", source)
@@ -195,6 +201,8 @@ def test_torch_compile_is_left_out_with_a_warning(whole: bool) -> None:
     model.copyWeightsToHost()
     assert [str(one.message)[:30] for one in told] == ["torch.compile has no effect on"]
     assert not torch.equal(before, net.weight)
+    with pytest.raises(poptorch.UsageError, match=r"torch\.compile has no effect .* delete it"):
+        torch.compile(model)
 
 
 @torch.jit.script

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec import errors
+from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.placement.place import warn_of_ipus
 
 
@@ -71,7 +71,7 @@ def test_it_is_refused_with_its_way_out(function: Any, says: str, training: bool
     with pytest.raises(poptorch.Error, match=says) as caught:
         wrapped(quiet()).compile(torch.ones(2, 4))
     assert "--lenient" in caught.value.message
-    errors.warn_once.cache_clear()
+    warn_once.cache_clear()
     with pytest.warns(UserWarning, match=says):
         wrapped(quiet().lenient()).compile(torch.ones(2, 4))
 
