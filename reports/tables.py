@@ -34,6 +34,7 @@ DEFAULT_WIDTH = 80  # of a drawing where standard output is not a terminal
 FORMULA_SIGNS = "=+-@"  # a spreadsheet takes a cell that begins with one for a formula
 _ENDLESS = 1 << 20  # columns: no limit
 _SHORTEST = 12  # columns: names are not cut further
+_TOLD_APART = 32  # columns: names cut further read alike; where others can go, they do
 _BETWEEN = 2  # columns between those of a table
 _LEAST_FACT = 20  # columns of a fact's text, however narrow the terminal
 
@@ -83,11 +84,15 @@ def sentence(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: name in the frame, title of one or two lines, format."""
+    """A column of a terminal table: name in the frame, title of one or two lines, format.
+
+    ``spare``: a narrow terminal does without it.
+    """
 
     key: str
     title: str
     write: Callable[[Any], str] = integer
+    spare: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -291,41 +296,60 @@ def _print_table(paper: _Paper, table: Table) -> None:
         paper.write((table.title, "bold"))
     rows = table.frame if table.printed is None else table.printed
     shown = rows if table.most is None else rows.head(table.most)
-    columns = [
-        ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
+    cells_of = {
+        one: ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
         for one in table.columns
-    ]
-    titles = [one.title.split("\n") for one in table.columns]
-    wanted = [
-        max(map(width_of, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
-    ]
-    least = [one.least_width for one in table.columns]
-    for between in (_BETWEEN, 1):  # if shorter names do not make room, columns move together
-        room = paper.width - between * (len(wanted) - 1)
-        widths = narrowed(wanted, least, room)
-        if sum(widths) <= room:
-            break
+    }
+    kept, widths, between = _laid_out(table.columns, cells_of, paper.width)
+    titles = [one.title.split("\n") for one in kept]
 
     def write(cells: Iterable[list[str]], style: str = "") -> None:
         """A row, each of its cells some lines."""
         for line in zip_longest(*cells, fillvalue=""):
-            fitted = map(_fitted, table.columns, line, widths)
+            fitted = map(_fitted, kept, line, widths)
             paper.write(((" " * between).join(fitted), style), runs_over=True)
 
     most = max(map(len, titles))
     write(([""] * (most - len(title)) + title for title in titles), "bold")
     rule = "─" if speaks_unicode() else "-"
     paper.write((rule * (sum(widths) + between * (len(widths) - 1)), ""), runs_over=True)
-    for row in zip(*columns, strict=True):
-        cells = zip(table.columns, row, widths, strict=True)
+    for row in zip(*(cells_of[one] for one in kept), strict=True):
+        cells = zip(kept, row, widths, strict=True)
         write(
             paper.wrapped(words, width) if one.write is sentence else [words]
             for one, words, width in cells
         )
     if rest := len(rows) - len(shown):
         paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
+    if gone := [one.title.replace("\n", " ") for one in table.columns if one not in kept]:
+        paper.write((f"No room for {', '.join(gone)}: --json has all.", "dim"))
     if table.note:
         paper.write((table.note, "dim"))
+
+
+def _laid_out(
+    columns: Sequence[Column], cells_of: dict[Column, list[str]], width: int
+) -> tuple[list[Column], list[int], int]:
+    """The columns that there is room for, their widths and the blanks between them."""
+    wanted = {one: max(map(width_of, [*one.title.split("\n"), *cells_of[one]])) for one in columns}
+
+    def least(one: Column, shortest: int) -> int | None:
+        most = one.least_width
+        return most if most is None else min(wanted[one], max(most, shortest))
+
+    kept = [*columns]
+    spare = [one for one in kept if one.spare]
+    while spare:
+        if sum(1 + (least(one, _TOLD_APART) or wanted[one]) for one in kept) - 1 <= width:
+            break
+        kept.remove(spare.pop())
+    for between, shortest in ((_BETWEEN, _TOLD_APART), (1, _SHORTEST)):  # first, columns move
+        room = width - between * (len(kept) - 1)
+        shortest_of = [least(one, shortest) for one in kept]
+        widths = narrowed([wanted[one] for one in kept], shortest_of, room)
+        if sum(widths) <= room:
+            break
+    return kept, widths, between
 
 
 def _fitted(column: Column, words: str, width: int) -> str:

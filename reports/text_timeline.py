@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.reports import alike
+from ipuscope.viewer.figures import theme
+from ipuscope.viewer.figures.lanes import codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,45 +31,8 @@ MAX_CELL = 12  # columns; wider cells show no more
 _PARTS, _STEPS = 8, 5  # lanes are alike if each eighth is, in steps of a fifth
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """An activity of an IPU, and how it is drawn."""
-
-    name: str
-    letter: str
-    style: str
-
-
-IDLE = Activity("waiting", "·", "dim")
-ACTIVITIES = (
-    Activity("forward", "F", "black on bright_blue"),
-    Activity("backward", "B", "black on bright_yellow"),
-    Activity("recompute", "R", "black on yellow"),
-    Activity("weight update", "U", "black on bright_green"),
-    Activity("exchange between IPUs", "x", "magenta"),
-    Activity("sync", "s", "cyan"),
-    Activity("host I/O", "h", "red"),
-    Activity("other work", "o", ""),
-    Activity("gradients of weights", "W", "black on bright_magenta"),
-    IDLE,
-)
 WEIGHTS = "gradients of weights"  # a direction of its own if a schedule separates them
-_BY_DIRECTION: dict[str, int] = {
-    Direction.FORWARD: 0,
-    Direction.BACKWARD: 1,
-    Direction.RECOMPUTE: 2,
-    Direction.UPDATE: 3,
-    WEIGHTS: 8,
-}
-_BY_KIND = {
-    "global exchange": 4,
-    "sync": 5,
-    "external sync": 5,
-    "host I/O": 6,
-    records.BESIDE: 6,
-    "idle": 9,
-}
-_OTHER = 7
+ACTIVITIES = (*theme.ACTIVITIES, theme.Activity(WEIGHTS, "W", "black on bright_magenta"))
 
 _ASCII = str.maketrans({"×": "x", "·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
 
@@ -130,7 +94,7 @@ def shares_of(
 
     Arguments as for `longest_task`; ``code``: the activities of the tasks.
     """
-    columns, waits = len(edges) - 1, ACTIVITIES.index(IDLE)
+    columns, waits = len(edges) - 1, theme.WAITING
     shares = np.zeros((columns, len(ACTIVITIES)))
     for activity_code in np.unique(code[code != waits]):
         those = np.flatnonzero(code == activity_code)
@@ -155,21 +119,14 @@ def in_proportion(shares: np.ndarray) -> np.ndarray:
     return shown
 
 
-def activity(kind: str, direction: str) -> int:
-    """The index into ``ACTIVITIES`` for a task of `Report.tasks`."""
-    if direction in _BY_DIRECTION:
-        return _BY_DIRECTION[direction]
-    return _BY_KIND.get(kind, _OTHER)
-
-
 def lane(tasks: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
     """A row of characters: a task's letter, its micro-batch if it fits, and a line to its end."""
     segments: list[Segment] = []
     at = 0
     while at < len(tasks):
         last = at
-        what = int(code[tasks[at]]) if tasks[at] >= 0 else len(ACTIVITIES) - 1
-        waits = ACTIVITIES[what] is IDLE
+        what = int(code[tasks[at]]) if tasks[at] >= 0 else theme.WAITING
+        waits = what == theme.WAITING
         while last + 1 < len(tasks) and (tasks[last + 1] == tasks[at]):
             last += 1
         length, drawn = last + 1 - at, ACTIVITIES[what]
@@ -266,10 +223,8 @@ def timeline(
     looks: dict[int, list[Any]] = {}
     beside = tasks["kind"] == records.BESIDE
     for (ipu, _), tasks_of_lane in tasks.groupby(["ipu", beside]):
-        pairs = zip(
-            tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
-        )
-        code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
+        separate = (tasks_of_lane["direction"] == WEIGHTS).to_numpy()
+        code = np.where(separate, len(ACTIVITIES) - 1, codes(tasks_of_lane))
         begin, stop = (tasks_of_lane[name].to_numpy(np.int64) for name in ("start", "end"))
         batch = tasks_of_lane["micro_batch"].to_numpy()
         if len(cycles) > columns:  # a column is many tasks: no micro-batch to name
@@ -335,7 +290,7 @@ def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
 def _joined(segments: list[Segment]) -> list[Segment]:
     joined: list[Segment] = []
     for words, style in segments:
-        if joined and joined[-1][1] == style and style == IDLE.style:
+        if joined and joined[-1][1] == style and style == ACTIVITIES[theme.WAITING].style:
             joined[-1] = (joined[-1][0] + words, style)
         else:
             joined.append((words, style))

@@ -140,7 +140,7 @@ def test_doctor_finds_what_does_not_fit(
 
 
 # a compute step that computes nothing; an iteration without cycles, or of updates alone; an id of
-# 2^31; a stage without Blocks; steps of one body alone
+# 2^31; a stage without Blocks; steps of one body alone; no samples; shards that are no number
 FUZZED = (
     fuzz.Wrong("program_step_rows", "purpose", "1", "all-gather over shards"),
     fuzz.Wrong("traces", "iteration_cycles", "1", 0),
@@ -150,12 +150,14 @@ FUZZED = (
     ),
     fuzz.Wrong("blocks", "stage", "rowid = (SELECT max(rowid) FROM blocks)", 1),
     fuzz.Wrong("program_step_rows", "body", "1", 2),
+    fuzz.Wrong("meta", "value", "key = 'micro_batch'", "0"),
+    fuzz.Wrong("meta", "value", "key = 'tensor_sharding'", '"x"'),
 )
 
 
-@pytest.mark.parametrize("wrong", FUZZED, ids=lambda wrong: wrong.column)
+@pytest.mark.parametrize("wrong", FUZZED, ids=lambda wrong: f"{wrong.column} {wrong.rows}"[:32])
 def test_what_the_fuzzer_found_is_cured(sound: Path, readers: Readers, wrong: fuzz.Wrong) -> None:
-    some = {name: readers[name] for name in ("insights", "insights --json", "summary", "compare")}
+    some = {name: readers[name] for name in ("insights", "advise", "summary", "compare")}
     assert fuzz.run(sound, [wrong], some) == []
 
 

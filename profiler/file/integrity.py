@@ -130,8 +130,8 @@ def of_header(meta: dict[str, Any]) -> str:
     for name in _TEXTS:
         if not isinstance(meta.get(name, ""), str):
             return f"the header's {name} is {meta[name]!r}, which is not text"
-    samples = meta.get("micro_batch", 0)
-    if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
+    samples = meta.get("micro_batch", 1)
+    if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
         return f"the header's micro_batch is {samples!r}, which is not a number of samples"
     return _of_bars(meta)
 

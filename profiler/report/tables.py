@@ -61,7 +61,7 @@ class ProfileFile:
     def meta(self) -> dict[str, Any]:
         """The header. For an unfinished run, ``warnings`` says what is missing from the file."""
         meta: dict[str, Any] = {**_META, **self.reader.meta}
-        self.sound(integrity.of_header(meta))
+        self.sound(integrity.of_header(self.reader.meta))
         warnings = (
             list(meta["warnings"])
             if isinstance(meta["warnings"], list)

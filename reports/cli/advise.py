@@ -227,10 +227,11 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[c
 
 def _tune(report: common.Report) -> list[common.Lines]:
     """The command that compiles what the costs of one profile do not price."""
+    from ipuscope.profiler.analysis import shards_of
     from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.tables import say
 
-    made, shards = Provenance.of(report), int(report.meta.get("tensor_sharding") or 1)
+    made, shards = Provenance.of(report), shards_of(report)
     words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *made.program]
     what = "Memory proportions and how each stage saves memory only compiles can compare"
     return [say(f"{what}: {shlex.join(words)}")]

@@ -282,7 +282,8 @@ def each_profile(
 ) -> int:
     """Print a page for each profile.
 
-    An unreadable one costs a line and exit code 3, a page that does not hold exit code 1.
+    An unreadable one costs a line and exit code 3, a page that does not hold exit code 1; equal
+    errors share a line.
     ``says_itself``: ``make`` reports its progress.
     """
     from ipuscope.profiler import ProfileError, open_report
@@ -290,7 +291,7 @@ def each_profile(
 
     failed = OK
     pages = []
-    errors = []
+    errors: dict[str, list[str]] = {}  # by their words without the path
     paths = find_profiles(args.profiles)
     with waiting("working", None if says_itself else PATIENCE) as say:
         for number, path in enumerate(paths, 1):
@@ -301,14 +302,13 @@ def each_profile(
                     report.file.begin_check()
                     pages.append(make(report))
                     say_damage(report)
-            except ProfileError as error:
-                errors.append(str(error))
-                failed = UNREADABLE
-            except CommandError as error:
-                errors.append(str(error))
-                failed = max(failed, error.code)
-    for words in errors:
-        print(f"ipu-report: error: {one_line(words)}", file=sys.stderr)
+            except (ProfileError, CommandError) as error:
+                words = str(error)
+                errors.setdefault(words.replace(str(path), ""), []).append(words)
+                failed = max(failed, getattr(error, "code", UNREADABLE))
+    for first, *alike in errors.values():
+        more = f" ({len(alike):,} more of these profiles: the same.)" if alike else ""
+        print(f"ipu-report: error: {one_line(first)}{more}", file=sys.stderr)
     if pages:
         print_pages(pages, args.form, named=not _named(args.profiles, paths))
     return failed or (OK if all(page.holds for page in pages) else NOT_SO)

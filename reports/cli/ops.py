@@ -71,7 +71,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.confidence import span
     from ipuscope.profiler.units import percent
     from ipuscope.reports.alike import operators_alike
-    from ipuscope.reports.tables import Column, Table, identity, text
+    from ipuscope.reports.tables import Column, Table, identity, sentence, text, whole_text
 
     frame = common.filtered(analysis.operators(report), "name", args.name)
     if args.stage is not None:
@@ -99,15 +99,15 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("name", "operator", text),
         Column("direction", "for", text),
         Column("stage", "stage", identity),
-        Column("cycles", "cycles"),
-        Column("executions", "times"),
-        *([Column("alike", "alike")] if len(rows) < len(frame) else []),
+        Column("cycles", "cycles", spare=True),
+        Column("executions", "times", spare=True),
+        *([Column("alike", "alike", spare=True)] if len(rows) < len(frame) else []),
         Column("total_cycles", "total"),
         Column("share", "share", percent),
-        *([] if args.why else [Column("recompute_cycles", "again")]),
-        *([Column("likely", "likely", text)] if any(errors) else []),
+        *([] if args.why else [Column("recompute_cycles", "again", spare=True)]),
+        *([Column("likely", "likely", whole_text, spare=True)] if any(errors) else []),
         Column("of_roof", "of its\nceiling", percent),
-        *([Column("why", "most of the rest", text)] if args.why else []),
+        *([Column("why", "most of the rest", sentence)] if args.why else []),
     )
     most, note = common.top(args), ""
     if len(rows) < len(frame):

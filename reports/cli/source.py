@@ -53,7 +53,11 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Column("forward_cycles", "forward"),
         Column("backward_cycles", "backward"),
         *([Column("update_cycles", "update")] if table["update_cycles"].any() else []),
-        *([Column("recompute_cycles", "again")] if table["recompute_cycles"].any() else []),
+        *(
+            [Column("recompute_cycles", "again", spare=True)]
+            if table["recompute_cycles"].any()
+            else []
+        ),
         Column("share", "share", percent),
         Column("bytes", "KiB", whole_kibibytes),
         Column("text", "text", text),

@@ -22,18 +22,6 @@ EXAMPLES = """  ipu-report summary demo/training
 """
 
 BAR = 44  # characters
-# How each of records.KINDS is drawn in the bar and called beneath it, in the legend's order.
-_KINDS = {
-    "compute": ("#", "black on bright_blue"),
-    "exchange": ("+", "black on bright_magenta"),
-    "sync": ("s", "black on cyan"),
-    "external sync": ("e", "black on cyan"),
-    "global exchange": ("x", "black on magenta"),  # as `ipu-report pipeline` has it
-    "host I/O": ("h", "black on red"),
-    "idle": (".", "dim"),
-}
-_CALLED = {"global exchange": "exchange between IPUs", "idle": "waiting"}
-_WITH_STREAMS = {"host I/O": "host I/O, streaming memory"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,16 +66,17 @@ def _bars(proportions: dict[str, np.ndarray], streams: bool, each: bool) -> tupl
     """The cycles of each IPU by kind, one line each; IPUs with like bars share a line."""
     import numpy as np
 
+    from ipuscope.profiler.file import records
     from ipuscope.reports import alike
     from ipuscope.reports.text_timeline import stacked_bar
 
     lines: list[common.Line] = [(("where the cycles of a device iteration go", "bold"),)]
-    present = [kind for kind in _KINDS if proportions[kind].any()]
+    present = [kind for kind in records.KINDS if proportions[kind].any()]
     own = proportions["total"] > 0  # the first replica's: others do the same
     rows = {name: values[own] for name, values in proportions.items()}
     bars: list[common.Line] = []
     for at, total in enumerate(rows["total"].tolist()):
-        shares = [(*_KINDS[kind], rows[kind][at] / total) for kind in present]
+        shares = [(*_letter(kind), rows[kind][at] / total) for kind in present]
         busy = 1 - rows["idle"][at] / total
         bars.append((*stacked_bar(shares, BAR), (f" {busy:6.1%} busy", "")))
     ipus, few = rows["ipu"], each or len(bars) <= alike.FEW
@@ -112,10 +101,20 @@ def _legend(
 ) -> list[common.Line]:
     """What the letters of the bars mean, and the share of all cycles."""
     from ipuscope.reports.text_timeline import legend
+    from ipuscope.viewer.figures.theme import BY_KIND, NAMES
 
-    called = {**_CALLED, **(_WITH_STREAMS if streams else {})}
+    called = {kind: NAMES[BY_KIND[kind]] for kind in present}
+    if streams and "host I/O" in called:
+        called["host I/O"] += ", streaming memory"
     everything = max(1, proportions["total"].sum())
-    shares = {kind: proportions[kind].sum() / everything for kind in present}
-    words = (f" {called.get(kind, kind)} {share:.0%}  " for kind, share in shares.items())
-    entries = ((*_KINDS[kind], one) for kind, one in zip(present, words, strict=True))
+    words = (f" {called[kind]} {proportions[kind].sum() / everything:.0%}  " for kind in present)
+    entries = ((*_letter(kind), one) for kind, one in zip(present, words, strict=True))
     return [*legend(entries, 77, indent=8)]
+
+
+def _letter(kind: str) -> tuple[str, str]:
+    """How a kind is drawn in the bar: its letter and style."""
+    from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND
+
+    activity = ACTIVITIES[BY_KIND[kind]]
+    return activity.letter.replace("\N{MIDDLE DOT}", "."), activity.style

@@ -111,3 +111,15 @@ def test_a_profile_before_its_statement_is_said_so(
     path = synthetic_profile(tmp_path / "profile.pop", tiles=8)
     assert main(["query", str(path), "SELECT 1"]) == 2
     assert "the statement comes before the profile" in capsys.readouterr().err
+
+
+def test_one_error_of_many_profiles_is_said_once(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two", "three"):
+        (copy.parent / name).mkdir()
+        shutil.copy(copy, copy.parent / name / "profile.pop")
+    shutil.copy(copy, copy.parent / "two" / "profile.pop").write_bytes(b"")
+    assert main(["query", "select nope from ops", *map(str, copy.parent.glob("[ot]*/"))]) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and sum("1 more of these" in line for line in said) == 1

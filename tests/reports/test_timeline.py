@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ipuscope.profiler import open_report
+from ipuscope.profiler.enums import STREAMS
 from ipuscope.reports import text_timeline
 from ipuscope.reports.cli import main as ipu_report
 from ipuscope.reports.text_timeline import (
@@ -28,6 +29,7 @@ from ipuscope.reports.text_timeline import (
     short,
     stacked_bar,
 )
+from ipuscope.viewer.figures.theme import WAITING
 from tests.synthetic import synthetic_profile
 
 
@@ -82,13 +84,12 @@ def test_letters_of_many_tasks_are_as_frequent_as_their_time(
     lengths: list[int], columns: int
 ) -> None:
     """An IPU that is busy for half of a lane is not drawn as waiting, and none as always busy."""
-    waits = text_timeline.ACTIVITIES.index(text_timeline.IDLE)
     lengths = [1000 * one for one in lengths]  # a column is many cycles
     end = np.cumsum(lengths)
-    start, code = end - lengths, np.array([0, waits, 1, 2])[np.arange(len(lengths)) % 4]
+    start, code = end - lengths, np.array([0, WAITING, 1, 2])[np.arange(len(lengths)) % 4]
     edges = np.linspace(0, end[-1], columns + 1)
     shown = in_proportion(shares_of(start, end, code, edges))
-    for one in (0, 1, 2, waits):
+    for one in (0, 1, 2, WAITING):
         share = sum(np.array(lengths)[code == one]) / end[-1]
         assert abs((shown == one).sum() - share * columns) <= 3
     for column, found in enumerate(shown):
@@ -97,7 +98,7 @@ def test_letters_of_many_tasks_are_as_frequent_as_their_time(
 
 
 def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
-    tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 9])
+    tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, WAITING])
     assert lane(tasks, code, np.array([7, 7, -1])) == (
         ("F", text_timeline.ACTIVITIES[0].style),
         ("B7─", text_timeline.ACTIVITIES[1].style),
@@ -175,12 +176,20 @@ def test_the_legend_explains_each_letter_once_and_wraps() -> None:
     entries = [(one.letter, one.style, f" {one.name}   ") for one in text_timeline.ACTIVITIES]
     lines = drawn(legend(entries, 40))
     assert max(map(len, lines)) <= 40
-    words = " ".join(lines)
-    assert all(
-        words.count(one.name) == 1
-        for one in text_timeline.ACTIVITIES
-        if one.name != "exchange between IPUs"
-    )
+    words = " ".join(lines) + " "
+    letters = [one.letter for one in text_timeline.ACTIVITIES]
+    assert len({*letters}) == len(letters)
+    assert [words.count(f"{one.letter} {one.name} ") for one in text_timeline.ACTIVITIES] == [
+        1 for _ in letters
+    ]
+
+
+def test_streams_have_a_letter_of_their_own(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    tasks, cycles = iteration
+    streams = tasks.drop(columns=["body", "task"]).assign(kind="host I/O", direction="")
+    assert "m streaming memory" not in drawn(text_timeline.timeline(streams, cycles, 400))[-1]
+    streams = streams.assign(task=STREAMS[0])
+    assert "m streaming memory" in drawn(text_timeline.timeline(streams, cycles, 400))[-1]
 
 
 def test_no_pipeline_cycles_draws_a_sentence(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:

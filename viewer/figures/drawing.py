@@ -162,7 +162,7 @@ def marked(
 
 
 _Figure = TypeVar("_Figure", go.Figure, Drawing)
-_NARROW = 620  # pixels of a figure
+_NARROW = 760  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
 _FROM_EDGE = 14  # pixels

@@ -49,7 +49,7 @@ def pod_map(
     width = left + per_machine + _GAP
     x = ipus["rack"].to_numpy() * width + left + place + 0.5
     figure = go.Figure(
-        layout=theme.layout(
+        layout=theme.frame(
             _ABOVE + _BELOW + _ROW * max(4, rows),
             margin={"l": 12, "r": _BESIDE - 12, "t": _ABOVE, "b": 12},
             xaxis={"visible": False, "range": [0, width * racks]},

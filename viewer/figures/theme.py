@@ -1,4 +1,4 @@
-"""Colours and typography of light and dark pages: the only place (assets/style.css reads it).
+"""Activities, colours and typography: the only place (assets/style.css and the terminal read it).
 
 Activities have hues like Okabe and Ito's: any two differ by eight or more (CIEDE2000), even
 as colour-blind people see them; recomputation is hatched besides. Bytes are drawn in viridis, whose
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An activity of an IPU, as a legend names it."""
+    """An activity of an IPU, as a legend names it; its letter and rich style on a terminal."""
 
     name: str
-    light: str
-    dark: str
+    letter: str
+    style: str
+    light: str = ""
+    dark: str = ""
     pattern: str = ""
     edges: tuple[str, str] = ("", "")  # light and dark, around a fill that is too pale to stand out
 
@@ -68,18 +72,18 @@ def between(scale: Sequence[tuple[float, str]], share: float) -> str:
 
 
 ACTIVITIES = (
-    Activity("forward", "#1f6fd6", "#2d93f5"),
-    Activity("backward", "#b3900f", "#e7a71d"),
-    Activity("recompute", "#459cc8", "#a6dfff", "/"),
-    Activity("weight update", "#00854a", "#2bc981"),
-    Activity("compute", "#0f1f3a", "#eaeaed"),
-    Activity("exchange", "#693e91", "#a7a5e6"),
-    Activity("exchange between IPUs", "#e2367c", "#d664ab"),
-    Activity("sync", "#52706a", "#98c1b3"),
-    Activity("external sync", "#114653", "#448971"),
-    Activity("host I/O", "#c8400c", "#e8500f"),
-    Activity("streaming memory", "#5a3a18", "#8f6a4d"),
-    Activity("waiting", "#e3e7ec", "#2b323c", edges=("#848e9b", "#6b7683")),
+    Activity("forward", "F", "black on bright_blue", "#1f6fd6", "#2d93f5"),
+    Activity("backward", "B", "black on bright_yellow", "#b3900f", "#e7a71d"),
+    Activity("recompute", "R", "black on yellow", "#459cc8", "#a6dfff", "/"),
+    Activity("weight update", "U", "black on bright_green", "#00854a", "#2bc981"),
+    Activity("compute", "#", "black on white", "#0f1f3a", "#eaeaed"),
+    Activity("exchange", "+", "black on bright_magenta", "#693e91", "#a7a5e6"),
+    Activity("exchange between IPUs", "x", "black on magenta", "#e2367c", "#d664ab"),
+    Activity("sync", "s", "black on cyan", "#52706a", "#98c1b3"),
+    Activity("external sync", "e", "black on cyan", "#114653", "#448971"),
+    Activity("host I/O", "h", "black on red", "#c8400c", "#e8500f"),
+    Activity("streaming memory", "m", "black on bright_red", "#5a3a18", "#8f6a4d"),
+    Activity("waiting", "·", "dim", "#e3e7ec", "#2b323c", edges=("#848e9b", "#6b7683")),
 )
 NAMES = tuple(activity.name for activity in ACTIVITIES)
 WAITING = NAMES.index("waiting")
@@ -127,11 +131,7 @@ class Theme:
 
     def laid_out(self, figure: go.Figure, height: int, **more: object) -> go.Figure:
         """The figure in its `frame`."""
-        return figure.update_layout(self.layout(height, **more))
-
-    def layout(self, height: int, **more: object) -> go.Layout:
-        """`frame` as plotly's object."""
-        return go.Layout(self.frame(height, **more))
+        return figure.update_layout(self.frame(height, **more))
 
     def frame(self, height: int, **more: object) -> dict[str, Any]:
         """A figure's frame: transparent, so that its card shows through."""

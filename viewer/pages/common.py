@@ -271,14 +271,14 @@ def switch(
     )
 
 
-def search(view: View, name: str, label: str) -> Children:
+def search(view: View, name: str, label: str, hint: str = "/") -> Children:
     """A field for words to search for; it takes effect when typing pauses."""
     field = dcc.Input(
         id=param_id(view.page, name),
         type="search",
         value=view.params.get(name, ""),
         debounce=0.4,
-        placeholder="/",
+        placeholder=hint,
     )
     return control(label, field)
 
@@ -374,8 +374,8 @@ def unit_switch(view: View) -> Children:
     return switch(view, "unit", "time in", (("cycles", "cycles"), ("µs", "µs")), "cycles")
 
 
-def ipu_choice(view: View) -> Children:
-    """The choice of an IPU."""
+def ipu_choice(view: View, first: int) -> Children:
+    """The choice of an IPU; ``first``: where none is asked for."""
     count = view.report.target.ipus_per_replica
     stages = view.report.stages
     options = []
@@ -384,7 +384,7 @@ def ipu_choice(view: View) -> Children:
         several = "stages" if len(here) > 1 else "stage"
         named = units.listed(here, _MOST_STAGES_NAMED)
         options.append((str(ipu), f"{ipu} · {several} {named}" if here else str(ipu)))
-    return choice(view, "ipu", "IPU", options, "0")
+    return choice(view, "ipu", "IPU", options, str(first))
 
 
 def run_choices(view: View) -> list[Children]:

@@ -55,7 +55,7 @@ def layout(view: View) -> Any:
     return [
         common.controls(
             view,
-            common.ipu_choice(view),
+            common.ipu_choice(view, int(fullest.argmax()) if len(fullest) else 0),
             common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
             common.switch(
                 view,

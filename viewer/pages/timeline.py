@@ -57,9 +57,8 @@ def layout(view: View) -> Any:
         "timeline-rows",
         controls=[common.graph("timeline-overview", height=84)],
         note=(
-            "Above: the share of the time that is not waiting; drag over a part of it. Wheel: zoom,"
-            " from tasks to steps. Drag: move or zoom; with Shift: select. Click anything for"
-            " details, a lane's name to open it. Red: the critical path."
+            "Above: time not waiting. Wheel: zoom, to steps. Drag: move; with Shift: select. Click:"
+            " details. Red: the critical path."
         ),
         height=460,
         below=[html.Div(id="timeline-measured")],

@@ -75,7 +75,7 @@ def lane_controls(view: View) -> list[Any]:
         common.several(
             view, "pins", "pinned", [(str(ipu), f"IPU {ipu}") for ipu in range(count)], "no IPU"
         ),
-        common.search(view, "tracks", "lanes with (IPU 3 | layer7)"),
+        common.search(view, "tracks", "lanes with", "IPU 3"),
     ]
 
 
