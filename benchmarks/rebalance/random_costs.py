@@ -62,7 +62,12 @@ def random_costs(
     depth = 2 * stages - 1
     stashed = 136 * tiles + (0 if recompute else int(saved.sum()) // stages)
     block = np.arange(blocks)
-    entering = np.stack([block, block, block, np.concatenate([inputs[:1], copy[:-1]])], axis=1)
+    enters = np.concatenate([inputs[:1], copy[:-1]])
+    spent = np.rint(100 + 0.002 * enters).astype(np.int64)
+    one, nil = np.ones_like(block), np.zeros_like(block)
+    entering = np.stack([block, block, block, enters, one, spent, -(-enters // tiles)], axis=1)
+    saving = np.rint(100 + 0.002 * saved.sum(axis=1)).astype(np.int64)
+    own = np.stack([nil, block, block, nil, one, saving, nil], axis=1)
     forward = cycles(most)
     share = (
         (always + state + saved).sum(axis=0).max() / stages
@@ -97,7 +102,7 @@ def random_costs(
             closed=np.zeros(blocks, dtype=bool),
         ),
         cuts=Cuts(copy, random.integers(1, 136 * tiles, blocks)),
-        stash=StashCosts(blocks, 100.0, 0.002, entering, entering),
+        stash=StashCosts(blocks, 100.0, entering, np.concatenate([entering, own])),
         streams=HostStreams(
             input_bytes=inputs,
             stream_in=np.where(np.arange(blocks) == 0, 500, 0),

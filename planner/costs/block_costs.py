@@ -179,7 +179,7 @@ class BlockCosts:
         """Cycles to fill, or empty, the stash of stages of Blocks ``first .. last``."""
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
-        fitted = self.stash.cycles(*self._stash(first, last, recompute))
+        fitted = self.goes_back[last] * self.stash.stashed(first, last, recompute)[1]
         if not len(self.stash.beyond):
             return fitted
         measured: np.ndarray = np.maximum(0, fitted + self.stash.beyond[first])
@@ -187,12 +187,26 @@ class BlockCosts:
 
     def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
         """Bytes a micro-batch of the same stages' stash, all tiles."""
-        return self._stash(first, last, recompute)[0]
+        saved = self.memory.saved.sum(axis=1)
+        return self._with_saved(0, saved, first, last, recompute)
+
+    def stash_on_tile(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
+        """... of the tile with most of each tensor."""
+        saved = self.memory.saved.max(axis=1, initial=0)
+        return self._with_saved(2, saved, first, last, recompute)
+
+    def _with_saved(
+        self, which: int, saved: np.ndarray, first: Index, last: Index, recompute: bool
+    ) -> np.ndarray:
+        nbytes = self.stash.stashed(first, last, recompute)[which] * self.goes_back[last]
+        return nbytes if recompute else nbytes + sums_between(saved, first, last)
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
         """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
         before = sums_between(self.cycles.again, first, np.asarray(last) - 1)
         cycles: np.ndarray = before + self.cycles.again_end[last]
+        for block, least, more in self.cycles.again_far.tolist():
+            cycles = cycles + more * ((first <= block) & (np.asarray(last) >= least))
         return cycles * self.goes_back[last]
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
@@ -212,15 +226,6 @@ class BlockCosts:
         """Cycles of a pass that `moved_alone` takes in stages of Blocks ``first .. last``."""
         alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
         return alone * self.moved_alone.sum(dtype=np.int64)
-
-    def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes, tensors) of stages' stash."""
-        goes_back = self.goes_back[last]
-        nbytes, tensors = (one * goes_back for one in self.stash.stashed(first, last, recompute))
-        if recompute:
-            return nbytes, tensors
-        number = sums_between(self.memory.saved_tensors, first, last)
-        return nbytes + sums_between(self.saved_bytes, first, last), tensors + number
 
     @cached_property
     def goes_back(self) -> np.ndarray:

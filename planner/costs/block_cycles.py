@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,13 @@ from ipuscope.profiler.report import Report
 
 _STASHING = (Purpose.STASH, Purpose.RESTORE)
 RUN_AGAIN = ("again", "again_end", "again_final")
+# tables that the compiler writes: columns of Blocks, and others
+_TABLES = {
+    "stashes": (3, 4),
+    "stashes_kept": (3, 4),
+    "handed_on": (2, 4),
+    "again_far": (2, 1),
+}
 _FOR_BOTH = ("host I/O", "global exchange")  # kinds of steps that bring a weight to the chip
 
 
@@ -26,7 +33,8 @@ class BlockCycles:
     A stage that recomputes runs ``again`` of each Block but the last, of which it runs
     ``again_end``: without what only the next stage needs. The last stage runs ``again_final``
     (nothing without checkpoints). ``closed``, bool[Block]: what earlier Blocks save is made again
-    only after the Block's backward.
+    only after the Block's backward. ``again_far``, int64[row, 3]: a Block, another one, and what
+    the first runs again beside ``again`` where its stage has both.
     """
 
     forward: np.ndarray
@@ -36,6 +44,7 @@ class BlockCycles:
     again_end: np.ndarray
     again_final: np.ndarray
     closed: np.ndarray
+    again_far: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
     @property
     def work(self) -> np.ndarray:
@@ -136,7 +145,7 @@ def recomputes(report: Report, training: bool, pipelined: bool) -> bool:
 
 
 def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[str, np.ndarray]:
-    """``again``, ``again_end``, ``again_final`` and ``closed``, by name; ``stage``: of each Block.
+    """What runs again and ``closed`` of `BlockCycles`, by name; ``stage``: of each Block.
 
     As the compiler wrote them (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
     without that what their Blocks ran again, as in those that did not: all. A final stage that ran
@@ -146,7 +155,8 @@ def recomputed(report: Report, forward: np.ndarray, stage: np.ndarray) -> dict[s
     if written is not None:
         brought = _brought_again(report, stage)
         runs = {name: written[name] + brought * (written[name] > 0) for name in RUN_AGAIN}
-        return {**runs, "closed": written["closed"] > 0}
+        far = written["again_far"]
+        return {**runs, "closed": written["closed"] > 0, "again_far": far}
     block, cycles_of = map(report.sequence.steps_in_order, ("block", "spent"))
     ran = report.sequence.steps_with("direction", Direction.RECOMPUTE)
     ran &= ~report.sequence.steps_with("purpose", *_STASHING)
@@ -169,15 +179,20 @@ def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] 
         of_blocks = {
             name: np.array(written[name], dtype=np.int64) for name in (*RUN_AGAIN, "closed")
         }
-        stashes = {
-            name: np.array(written[name], dtype=np.int64).reshape(-1, 4)
-            for name in ("stashes", "stashes_kept")
+        tables = {
+            name: _with_tiles(np.array(written.get(name, []), dtype=np.int64), ends + others)
+            for name, (ends, others) in _TABLES.items()
         }
-        handed_on = np.array(written.get("handed_on", []), dtype=np.int64).reshape(-1, 3)
-        named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
-        named = np.concatenate([named, handed_on[:, :2].ravel()])
+        named = np.concatenate([one[:, : _TABLES[name][0]].ravel() for name, one in tables.items()])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     whole = all(each.shape == (blocks,) for each in of_blocks.values())
     are_blocks = np.isin(named, np.arange(blocks)).all()
-    return {**of_blocks, **stashes, "handed_on": handed_on} if whole and are_blocks else None
+    return {**of_blocks, **tables} if whole and are_blocks else None
+
+
+def _with_tiles(rows: np.ndarray, width: int) -> np.ndarray:
+    """Rows so wide: all but the bytes are -1 where a profile of before lacks them."""
+    if rows.ndim == 2 and rows.shape[1] == width - 3:
+        return np.pad(rows, ((0, 0), (0, 3)), constant_values=-1)
+    return rows.reshape(-1, width)

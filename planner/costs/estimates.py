@@ -342,11 +342,7 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
         costs,
         cycles=scaled_cycles(costs.cycles, sizes.steps, samples, half),
         memory=_memory(costs.memory, sizes.nbytes, samples, half),
-        stash=replace(
-            costs.stash,
-            recomputing=_times_bytes(costs.stash.recomputing, moved),
-            keeping=_times_bytes(costs.stash.keeping, moved),
-        ),
+        stash=costs.stash.scaled(moved),
         streams=estimated_streams(costs.streams, sizes, samples, half),
         cuts=_cuts(costs.cuts, moved, rate),
         samples=round(costs.samples * samples),
@@ -438,12 +434,6 @@ def _memory(memory: BlockMemory, sizes: pd.DataFrame, samples: float, half: bool
         saved=np.ceil(memory.saved * moved).astype(np.int64),
         carried=replace(memory.carried, nbytes=np.ceil(carried).astype(np.int64)),
     )
-
-
-def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
-    scaled: np.ndarray = stashes.copy()
-    scaled[:, 3] = np.ceil(stashes[:, 3] * factor)
-    return scaled
 
 
 def estimated_streams(

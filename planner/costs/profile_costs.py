@@ -85,7 +85,7 @@ class Costs(BlockCosts):
             cycles=BlockCycles(forward, tied.at_home(backward), update, **runs_again),
             memory=memory,
             stash=StashCosts.from_report(
-                report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
+                report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine, memory
             ),
             streams=HostStreams.from_report(report, stage, inputs),
             cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),

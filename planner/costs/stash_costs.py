@@ -7,61 +7,68 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipuscope.planner.costs.block_cycles import written_recomputation
+from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import none, sum_by
-from ipuscope.profiler.enums import Purpose, Role
-from ipuscope.profiler.file import records
+from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
 
 Index = int | np.ndarray
+# what a tile has of a tensor that is mapped linearly at the least: 128 bytes, which take 36 cycles
+_LEAST = np.array([0, 0, 36, 128])
 
 
 @dataclass(frozen=True)
 class StashCosts:
-    """What stages stash, and the cycles it costs.
+    """What stages stash, and the cycles it costs in the forward, and again before the backward.
 
-    A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
-    backward, fitted to the tensors that the profile stashes (an estimate for others).
+    ``start``: cycles of a tensor's way into its stash, whatever its size.
 
-    ``recomputing``, int64[tensor, 4]: a recomputing stage that begins with one of the first two
-    Blocks (or between them) and contains the third stashes the fourth's bytes of the tensor: its
-    inputs and checkpoints. ``keeping``: the same without recomputation and without what its Blocks
-    save; below 0 where these save too much. ``beyond``, int64[Block]: cycles that the profiled
-    stage which begins with a Block took beyond these; empty: unknown.
+    ``recomputing``, int64[row, 7]: a recomputing stage that begins with one of the first two Blocks
+    (or between them) and contains the third stashes its inputs and checkpoints: bytes, tensors,
+    cycles, and bytes on the fullest tile. ``keeping``: the same without recomputation; of what its
+    Blocks save only tensors and cycles, and bytes below 0 where these save too much. ``beyond``,
+    int64[Block]: cycles that the profiled stage which begins with a Block took beyond these;
+    empty: unknown.
     """
 
     blocks: int
-    base: float
-    rate: float
+    start: float
     recomputing: np.ndarray
     keeping: np.ndarray
     beyond: np.ndarray = field(default_factory=none)
 
     @classmethod
     def from_report(
-        cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
+        cls,
+        report: Report,
+        stage: np.ndarray,
+        entering: np.ndarray,
+        machine: MachineCosts,
+        memory: BlockMemory,
     ) -> StashCosts:
         """``entering``, int64[Block]: bytes that enter it, as one tensor if no stash is written."""
-        base, rate = _fit(report, machine)
         written = written_recomputation(report, len(stage))
-        if written is not None:
-            keeping = _with_handed_on(written, stage)
-            return cls(len(stage), base, rate, written["stashes"], keeping)
         block = np.arange(len(stage))
-        enters = np.stack([block, block, block, entering], axis=1)
-        return cls(len(stage), base, rate, enters, enters)
+        if written is None:
+            enters = np.stack([block, block, block, entering, *[0 * block - 1] * 3], axis=1)
+            tables = enters, enters
+        else:
+            tables = written["stashes"], _with_handed_on(written, stage)
+        start, rate = machine.slice_cycles, 1 / (machine.slice_bytes_per_cycle * machine.tiles)
+        if any((rows[:, 4] < 0).any() for rows in tables):  # of before: as if spread evenly
+            number, nbytes = memory.saved_tensors, memory.saved.sum(axis=1)
+            spent = np.rint(start * number + rate * nbytes).astype(np.int64)
+            saved = np.stack([0 * block, block, block, 0 * block, number, spent, 0 * block], axis=1)
+            again, kept = (_even(rows, start, rate, machine.tiles) for rows in tables)
+            tables = again, np.concatenate([kept, saved])
+        return cls(len(stage), start, *tables)
 
-    def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
-        """Cycles to stash this many tensors, with this many bytes together, once: rounded."""
-        return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
-
-    def most_cycles(self, saved: np.ndarray, tensors: np.ndarray) -> int:
-        """No stage's stash costs more, once; ``saved``: bytes that Blocks save, in ``tensors``."""
-        nbytes = [np.maximum(0, one[:, 3]) for one in (self.recomputing, self.keeping)]
-        number = max(np.count_nonzero(one) for one in nbytes) + int(tensors.sum())
-        most = max(int(one.sum()) for one in nbytes) + int(saved.sum())
-        return int(self.cycles(np.array(most), np.array(number))) + int(self.beyond.max(initial=0))
+    def most_cycles(self) -> int:
+        """No stage's stash costs more, once."""
+        most = max(int(np.maximum(0, one[:, 5]).sum()) for one in (self.recomputing, self.keeping))
+        return most + int(self.beyond.max(initial=0))
 
     def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
         """With what profiled stages, by their ``first`` Block, took beyond ``fitted`` cycles."""
@@ -72,19 +79,42 @@ class StashCosts:
         beyond[first[:-1]] = (spent - fitted)[:-1]
         return replace(self, beyond=beyond)
 
-    def stashed(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes and tensors that stages stash, without what their Blocks save; arrays broadcast."""
-        more = np.asarray(last) - np.asarray(first)
-        nbytes, tensors = self._tables(int(more.max(initial=0)), recompute)
-        return nbytes[first, more], tensors[first, more]
+    def scaled(self, factor: float) -> StashCosts:
+        """With tensors ``factor`` times as large, of which a tile has not less than the least."""
 
-    def _tables(self, longest: int, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes and tensors, int64[first, more], of stages of up to ``longest`` more Blocks."""
+        def times(rows: np.ndarray) -> np.ndarray:
+            tensors, grows = rows[:, 4:5], rows[:, 3:] - rows[:, 4:5] * [0, 1, self.start, 0]
+            grown = np.maximum(grows * factor, np.minimum(grows, tensors * _LEAST))
+            grown = np.ceil(rows[:, 3:] - grows + grown).astype(np.int64)
+            return np.column_stack([rows[:, :3], grown])
+
+        return replace(self, recomputing=times(self.recomputing), keeping=times(self.keeping))
+
+    @property
+    def free(self) -> StashCosts:
+        """The same bytes, in no time."""
+        but_cycles = np.array([1, 1, 1, 1, 1, 0, 1])
+        again, kept = self.recomputing * but_cycles, self.keeping * but_cycles
+        return StashCosts(self.blocks, 0.0, again, kept)
+
+    def stashed(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, ...]:
+        """Bytes that stages stash, cycles, and bytes on a tile; arrays broadcast.
+
+        Bytes are without what their Blocks save.
+        """
+        more = np.asarray(last) - np.asarray(first)
+        tables = self._tables(int(more.max(initial=0)), recompute)
+        return tuple(table[first, more] for table in tables)
+
+    def _tables(self, longest: int, recompute: bool) -> tuple[np.ndarray, ...]:
+        """`stashed`, int64[first, more], of stages of up to ``longest`` more Blocks."""
         cached = self._cache.get(recompute)
         if cached is not None and cached[0].shape[1] > longest:
             return cached
         width = min(self.blocks, 2 * longest + 2)
-        begin, end, inside, nbytes = (self.recomputing if recompute else self.keeping).T
+        begin, end, inside, nbytes, _, cycles, on_tile = (
+            self.recomputing if recompute else self.keeping
+        ).T
         begin = np.maximum(begin, inside - width + 1)
         times = np.maximum(0, end - begin + 1)
         row = np.repeat(np.arange(len(times)), times)
@@ -96,48 +126,31 @@ class StashCosts:
             np.add.at(added, at, values[row])
             return added.reshape(self.blocks, width).cumsum(axis=1)
 
-        self._cache[recompute] = table(nbytes), table(np.sign(nbytes))
+        self._cache[recompute] = table(nbytes), table(cycles), table(on_tile)
         return self._cache[recompute]
 
     @cached_property
-    def _cache(self) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
+    def _cache(self) -> dict[bool, tuple[np.ndarray, ...]]:
         return {}
 
 
 def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.ndarray:
     """``keeping``, with what Blocks hand on to others that read it back.
 
-    A stage with both keeps it. A Block saved it if its profiled stage had both: it counts less for
-    a stage that has not, and more for one that has if the profile's had not.
+    A stage with both keeps it. Its bytes count as saved by a Block if its profiled stage had both:
+    less for a stage that has not, and more for one that has if the profile's had not.
     """
-    home, least, nbytes = written["handed_on"].T
+    home, least, *spent = written["handed_on"].T
     together, from_start = stage[home] == stage[least], np.zeros_like(home)
-    added = np.stack([from_start, home, least, nbytes], axis=1)
-    spared = np.stack([from_start, home, home, -nbytes], axis=1)
+    added = np.stack([from_start, home, least, *spent], axis=1)
+    nbytes, _, _, on_tile = -written["handed_on"][:, 2:].T
+    spared = np.stack([from_start, home, home, nbytes, *[from_start] * 2, on_tile], axis=1)
     return np.concatenate([written["stashes_kept"], added, spared[together]])
 
 
-def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (per byte) of the cycles to stash a tensor, fitted to the profile's stashes."""
-    tensor, stage, cycles = map(report.sequence.steps_in_order, ("tensor", "stage", "cycles"))
-    stashing = report.sequence.steps_with("purpose", Purpose.STASH)
-    stashes = report.file.table(records.Variable)
-    is_stash = stashes.equals("role", Role.STASH)
-    depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
-    size = {
-        (tensor, stage): total / max(1, depth.get(stage, 1))
-        for tensor, stage, total in zip(
-            *(stashes[name][is_stash].tolist() for name in ("tensor", "stage", "bytes")),
-            strict=True,
-        )
-    }
-    rows = zip(*(one[stashing].tolist() for one in (tensor, stage, cycles)), strict=True)
-    points = [(size[what, where], length) for what, where, length in rows if (what, where) in size]
-    if not points:
-        return machine.slice_cycles, 1 / (machine.slice_bytes_per_cycle * machine.tiles)
-    nbytes, spent = np.array(points, dtype=np.float64).T
-    if np.ptp(nbytes) > 0:
-        rate, base = np.polyfit(nbytes, spent, 1)
-        if rate >= 0 and base >= 0:
-            return float(base), float(rate)
-    return float(spent.mean()), 0.0
+def _even(rows: np.ndarray, start: float, rate: float, tiles: int) -> np.ndarray:
+    """Rows of which only the bytes are known, as if each tensor were spread evenly over tiles."""
+    nbytes = rows[:, 3]
+    tensors, on_tile = (nbytes > 0).astype(np.int64), -(-nbytes // tiles)
+    cycles = np.rint(start + rate * nbytes).astype(np.int64) * tensors
+    return np.column_stack([rows[:, :4], tensors, cycles, on_tile])

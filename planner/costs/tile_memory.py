@@ -2,9 +2,9 @@
 
 A stage holds what is always live for its Blocks, their code (once, if they share it), the stash,
 what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep
-their profiled tiles; the stash is spread evenly (both are estimates). The error, known for the IPUs
-of the profile (`BlockMemory.residual`), is added: the profiled split is reproduced exactly, others
-the more accurately the more they resemble it.
+their profiled tiles; of the stash each tile has what the fullest has of each tensor (both are
+estimates). The error, known for the IPUs of the profile (`BlockMemory.residual`), is added: the
+profiled split is reproduced exactly, others the more accurately the more they resemble it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def at_the_end(costs: BlockCosts, choice: Choice) -> Choice:
     return replace(choice, recompute=costs.recompute)
 
 
-def stash_bytes(costs: BlockCosts, part: Part) -> int:
-    """Stash bytes of a stage, over all tiles, for all the micro-batches it stashes."""
-    return waiting(costs, part.depth, part.choice) * int(
-        costs.stash_bytes(part.first, part.last, part.choice.recompute)
-    )
+def stash_bytes(costs: BlockCosts, part: Part, on_tile: bool = False) -> int:
+    """Stash bytes of a stage for all the micro-batches it stashes: all tiles, or its fullest."""
+    stash = costs.stash_on_tile if on_tile else costs.stash_bytes
+    nbytes = int(stash(part.first, part.last, part.choice.recompute))
+    return waiting(costs, part.depth, part.choice) * nbytes
 
 
 def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
@@ -165,7 +165,7 @@ def usage_of_each(
     first = np.array([part.first for part in parts])
     runs = _runs(costs, [[part] for part in parts])
     stays = np.array([not part.choice.offload for part in parts])
-    stash = np.array([-(-stash_bytes(costs, part) // tiles) for part in parts])
+    stash = np.array([stash_bytes(costs, part, on_tile=True) for part in parts])
     always = {
         "weights, accumulators and their code": np.add.reduceat(memory.always, first, axis=0),
         "optimiser state": np.add.reduceat(memory.state, first, axis=0) * stays[:, None],
@@ -314,7 +314,7 @@ def _always_and_running(
     code = memory.shared
     if len(memory.code):
         code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
-    stash = -(-sum(stash_bytes(costs, part) for part in parts) // tiles)
+    stash = sum(stash_bytes(costs, part, on_tile=True) for part in parts)
     contents = {
         "weights, accumulators and their code": always,
         "optimiser state": state,

@@ -114,7 +114,7 @@ def _without(costs: Costs, cause: str) -> Costs:
     if cause == "collective over replicas":
         return replace(costs, reduce=0)
     if cause == "stash":
-        return replace(costs, stash=replace(costs.stash, base=0.0, rate=0.0))
+        return replace(costs, stash=costs.stash.free)
     if cause == "sync":
         return replace(costs, machine=replace(costs.machine, sync=0))
     return costs

@@ -165,8 +165,8 @@ def interval_costs(
     apart = len(set(ipus)) == len(ipus)
     if memory:
         deepest = depth_of(costs, len(ipus), 0)
-        stash = max(int(costs.stash_bytes(first, last, one.recompute).max()) for one in choices)
-        enough = -(-deepest * stash // costs.machine.tiles)
+        stash = max(int(costs.stash_on_tile(first, last, one.recompute).max()) for one in choices)
+        enough = deepest * stash
         memories = tuple(_memory(costs, width, one, enough) for one in choices)
         if not apart:
             in_company = tuple(

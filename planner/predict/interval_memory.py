@@ -35,14 +35,13 @@ Tables = tuple[np.ndarray, ...]  # int64[Block, tile], which together are always
 class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``used`` + its part of the stash, ``gapped``).
+    It holds max(``used`` + the stash, ``gapped``).
     """
 
     used: np.ndarray  # bytes on a tile
     passing: np.ndarray  # while IPUs exchange, each with one stage, with tied weights passing; or 0
     gapped: np.ndarray  # bytes on a tile that uses region 1, where the stash fills the gap
-    stash: np.ndarray  # of one micro-batch, over all tiles
-    tiles: int
+    stash: np.ndarray  # of one micro-batch
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
     exact: bool = True  # else ``used`` is an upper bound of itself
 
@@ -50,21 +49,21 @@ class IntervalMemory:
         """Bytes of the fullest tile with this many stashed micro-batches."""
         depth = max(depth, self.least)
         most = np.maximum(self.used, self.passing)
-        return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
+        return np.maximum(most + depth * self.stash, self.gapped)
 
     def deepest(self, limit: int) -> np.ndarray:
         """Micro-batches that tiles of this size can stash; -1: never fits; 2^31 - 1: no end."""
         room = limit - np.maximum(self.used, self.passing)
         fits = (room >= 0) & (self.gapped <= limit)
         endless = np.iinfo(np.int32).max
-        most = np.minimum(np.maximum(room, 0) * self.tiles // np.maximum(self.stash, 1), endless)
+        most = np.minimum(np.maximum(room, 0) // np.maximum(self.stash, 1), endless)
         most = np.where(self.stash > 0, most, endless)
         return np.where(fits & (most >= self.least), most, -1)
 
     def fullest_of(self, first: int, last: int, depth: int, passed: bool) -> int:
         """`fullest` for one stage; ``passed``: with what passes it."""
         at = first, last - first
-        stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
+        stash = max(depth, self.least) * self.stash[at]
         most = max(self.used[at], self.passing[at]) if passed else self.used[at]
         return int(max(most + stash, self.gapped[at]))
 
@@ -110,10 +109,10 @@ def interval_memory(
     region1 = _running_maximum(memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     gapped = np.maximum(gapped, memory.region0.of_intervals(width, costs.machine))
-    stash = costs.stash_bytes(first, last, choice.recompute)
+    stash = costs.stash_on_tile(first, last, choice.recompute)
     final = at_the_end(costs, choice)
     if final.recompute != choice.recompute:
-        behind_all = costs.stash_bytes(first, last, final.recompute)
+        behind_all = costs.stash_on_tile(first, last, final.recompute)
         stash = np.where(last == count - 1, behind_all, stash)
     grown: _Grown | None = None
     if enough is not None:
@@ -134,7 +133,6 @@ def interval_memory(
         np.where(inside, grown.passing, 0),
         np.where(inside, gapped, FULL),
         stash,
-        costs.machine.tiles,
         waiting(costs, 0, final),
         exact,
     )

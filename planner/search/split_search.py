@@ -343,7 +343,7 @@ def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int |
 
 def longest(costs: Costs) -> int:
     """A bound that no stage's cycles exceed."""
-    stash = costs.stash.most_cycles(costs.saved_bytes, costs.memory.saved_tensors)
+    stash = costs.stash.most_cycles()
     return 2 * int(costs.cycles.work.sum()) + 4 * stash * costs.training
 
 

@@ -611,7 +611,7 @@ def like_blocks(count: int, larger: int) -> Costs:
         costs.cycles, forward=of_all, backward=2 * of_all, update=of_all, again=zero, again_end=zero
     )
     names = tuple(f"layer{block}" for block in range(count))
-    no_stash = replace(costs.stash, base=0.0, rate=0.0)
+    no_stash = costs.stash.free
     return replace(costs, names=names, cycles=equal, stash=no_stash, recompute=False)
 
 

@@ -8,7 +8,8 @@ segment, so that only one segment's activations are live at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
@@ -23,8 +24,9 @@ from ipu_exec.lowering import info
 from ipuscope.profiler.enums import Role
 
 Ops = Sequence[OpNode]
-# of storages: the Block that makes each, and the Blocks of the readers of each
-_Users = tuple[dict[int, int], dict[int, set[int]]]
+# of storages: the Block that makes each, and the Blocks of the readers of each, each with the
+# first Block whose backward makes the reader run
+_Users = tuple[dict[int, int], dict[int, dict[int, int]]]
 
 
 class Recomputation(IntEnum):
@@ -194,18 +196,25 @@ def intervals(count: int) -> list[tuple[int, int]]:
 
 
 def by_block(
-    graph: Graph, forward: Ops, backward: Ops, kind: Recomputation, cycles: Mapping[int, int]
+    graph: Graph,
+    forward: Ops,
+    backward: Ops,
+    kind: Recomputation,
+    cycles: Mapping[int, int],
+    stash: Callable[[int], list[int]],
 ) -> dict[str, list[Any]]:
     """What recomputation would cost stages of any Blocks, for the prediction of other splits.
 
     Lists with an entry per Block, in ``cycles`` of the operators by id: ``again``, of the forward
     that runs again where the stage goes on behind the Block; ``again_end``, where it ends there;
     ``again_final``, in the last stage; ``closed``, whether its recomputation leaves that of the
-    Blocks before it for later. ``stashes`` (``stashes_kept`` without recomputation, without what
-    the Blocks save themselves): [from, to, least, bytes] of a tensor that a stage stashes if it
-    begins with one of the Blocks ``from`` to ``to`` and has Block ``least``. ``handed_on``:
-    [home, least, bytes] of a tensor that Block ``home`` makes and not its own backward reads, but
-    those of Blocks from ``least`` on.
+    Blocks before it for later. ``again_far``: [Block, least, cycles] of what it runs again beside
+    ``again`` in a stage that has Block ``least``, which is not the next one. ``stashes``
+    (``stashes_kept`` without recomputation): [from, to, least, bytes, tensors, cycles, bytes of the
+    fullest tile] of what a stage stashes if it begins with one of the Blocks ``from`` to ``to`` and
+    has Block ``least``; bytes are 0 of what a Block saves itself. ``handed_on``: [home, least,
+    bytes, ...] of a tensor that Block ``home`` makes and not its own backward reads, but those of
+    Blocks from ``least`` on. ``stash``: cycles of a storage's way into its stash, and the bytes.
     """
     count = len(graph.blocks)
     spent = partial(spent_by_block, cycles=cycles, blocks=count)
@@ -214,15 +223,24 @@ def by_block(
     final, _ = run_again(
         graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
     )
-    kept = _users(graph, forward, backward)
+    kept, users = (_users(graph, forward, some, backward) for some in ([], again))
+    row = partial(_row, graph, stash)
+    near, far = [], Counter[tuple[int, int]]()
+    for op in again:
+        home, least = block_of(op), _first(graph, op, users)
+        if least <= home + 1:
+            near.append(op)
+        else:
+            far[home, least] += cycles.get(op.id, 0)
     return {
-        "again": spent(again),
+        "again": spent(near),
         "again_end": spent(run_again_alone(graph, forward, backward, stays)),
+        "again_far": [[*between, spent_there] for between, spent_there in sorted(far.items())],
         "again_final": spent(final),
         "closed": _closed(graph, again, backward, stays, count),
-        "stashes": _stashes(graph, _users(graph, forward, [*again, *backward]), stays),
-        "stashes_kept": _stashes(graph, kept, set()),
-        "handed_on": _handed_on(graph, kept),
+        "stashes": _stashes(graph, users, stays, row),
+        "stashes_kept": [*_stashes(graph, kept, set(), row), *_saved(kept, stash)],
+        "handed_on": _handed_on(kept, row),
     }
 
 
@@ -245,32 +263,61 @@ def _closed(graph: Graph, again: Ops, backward: Ops, stays: set[int], count: int
     ]
 
 
-def _handed_on(graph: Graph, users: _Users) -> list[list[int]]:
+def _row(graph: Graph, stash: Callable[[int], list[int]], storage: int, *blocks: int) -> list[int]:
+    return [*blocks, storage_bytes(graph, storage), 1, *stash(storage)]
+
+
+def _handed_on(users: _Users, row: Callable[..., list[int]]) -> list[list[int]]:
     makers, needed = users
     rows = []
     for storage, by in sorted(needed.items()):
         home = makers.get(storage, -1)
         least = min((one for one in by if one >= home), default=home)
         if 0 <= home < least:
-            rows.append([home, least, storage_bytes(graph, storage)])
+            rows.append(row(storage, home, least))
     return rows
 
 
-def _users(graph: Graph, forward: Ops, readers: Ops) -> _Users:
-    """The Block that makes each storage, and the Blocks of the readers of each."""
+def _saved(users: _Users, stash: Callable[[int], list[int]]) -> list[list[int]]:
+    makers, needed = users
+    spent: dict[int, list[int]] = {}
+    for storage, by in needed.items():
+        home = makers.get(storage, -1)
+        if home in by:
+            spent.setdefault(home, []).append(stash(storage)[0])
+    return [[0, home, home, 0, len(each), sum(each), 0] for home, each in sorted(spent.items())]
+
+
+def _users(graph: Graph, forward: Ops, again: Ops, backward: Ops) -> _Users:
+    """The Block that makes each storage, and those of the readers ``again`` and ``backward``."""
     makers: dict[int, int] = {}
     for op in forward:
         for storage in made_by(graph, op):
             makers.setdefault(storage, block_of(op))
-    needed: dict[int, set[int]] = {}
-    for op in readers:
+    needed: dict[int, dict[int, int]] = {}
+
+    def read(op: OpNode, first: int) -> None:
         for storage in read_by(graph, op):
-            if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
-                needed.setdefault(storage, set()).add(block_of(op))
-    return makers, needed
+            by = needed.setdefault(storage, {})
+            by[block_of(op)] = min(first, by.get(block_of(op), first))
+
+    for op in backward:
+        read(op, block_of(op))
+    for op in reversed(again):
+        read(op, _first(graph, op, (makers, needed)))
+    kept = (Role.ACTIVATION, Role.INPUT)
+    return makers, {s: by for s, by in needed.items() if graph.storages[s].role in kept}
 
 
-def _stashes(graph: Graph, users: _Users, stays: set[int]) -> list[list[int]]:
+def _first(graph: Graph, op: OpNode, users: _Users) -> int:
+    """The first Block whose backward makes an operator run again."""
+    firsts = [one for s in made_by(graph, op) for one in users[1].get(s, {}).values()]
+    return max(block_of(op), min(firsts, default=0))
+
+
+def _stashes(
+    graph: Graph, users: _Users, stays: set[int], row: Callable[..., list[int]]
+) -> list[list[int]]:
     makers, needed = users
     stashes = []
     for storage, by in sorted(needed.items()):
@@ -279,17 +326,19 @@ def _stashes(graph: Graph, users: _Users, stays: set[int]) -> list[list[int]]:
         home = makers.get(storage, -1)
         ranges = _entered(home, by)
         if storage in stays and max(by) >= home >= 0:
-            ranges.append([0, home, min(least for least in by if least >= home)])
-        stashes += [[*one, storage_bytes(graph, storage)] for one in ranges]
+            firsts = [first for block, first in by.items() if block >= home]
+            ranges.append([0, home, min(firsts)])
+        stashes += [row(storage, *one) for one in ranges]
     return stashes
 
 
-def _entered(home: int, readers: set[int]) -> list[list[int]]:
+def _entered(home: int, readers: dict[int, int]) -> list[list[int]]:
     """[from, to, least] of the stages a tensor enters, from behind its maker or last reader."""
-    ranges = []
+    ranges: list[list[int]] = []
     before = home
-    for least in sorted(readers):
-        if least > before:
-            ranges.append([before + 1, least, least])
-            before = least
+    for block in sorted(readers):
+        if block > before:
+            least = min(first for other, first in readers.items() if other >= block)
+            ranges.append([before + 1, block, least])
+            before = block
     return ranges

@@ -8,6 +8,7 @@ from typing import Any
 from ipu_exec import machine
 from ipu_exec.base.sources import fingerprint
 from ipu_exec.compiler.batch_norms import any_over_samples
+from ipu_exec.compiler.emission.bodies import dynamic_slice_cycles
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.place import written_buffers
 from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, by_block
@@ -29,6 +30,7 @@ from ipu_exec.lowering.measured import (
     together,
 )
 from ipu_exec.lowering.operator_info import packet
+from ipu_exec.lowering.plan import ITEM_BYTES
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.timeline.schedule_types import BACKWARD, FORWARD
 
@@ -187,4 +189,17 @@ def _recomputation(executable: Executable) -> dict[str, list[Any]]:
         [op for op in graph.ops if op.direction == direction and not graph.only_aliases(op)]
         for direction in (Direction.FORWARD, Direction.BACKWARD)
     )
-    return by_block(graph, forward, backward, kind, executable.tree.op_cycles)
+    layouts = {storage: one for (storage, _), one in reversed([*executable.tree.layouts.items()])}
+    known: dict[tuple[int, str], list[int]] = {}  # equal layers share their vectors
+
+    def stash(storage: int) -> list[int]:
+        if storage not in layouts:
+            return [0, 0]
+        nbytes, dtype = layouts[storage].bytes, graph.storages[storage].dtype
+        key = id(nbytes), dtype
+        if key not in known:
+            item, most = ITEM_BYTES[dtype], nbytes.max()
+            known[key] = [int(dynamic_slice_cycles(most // item, item)), int(most)]
+        return known[key]
+
+    return by_block(graph, forward, backward, kind, executable.tree.op_cycles, stash)

@@ -292,7 +292,7 @@ def test_the_example_of_five_blocks_is_least() -> None:
         ),
         machine=replace(costs.machine, sync=0, link_latency=0, link_bytes_per_cycle=1e30),
         cuts=replace(costs.cuts, ahead=none, back=none),
-        stash=replace(costs.stash, base=0.0, rate=0.0),
+        stash=costs.stash.free,
         streams=replace(costs.streams, stream_in=none, stream_out=none),
     )
     split = best_split(costs, 3)
