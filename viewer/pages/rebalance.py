@@ -107,7 +107,7 @@ def layout(view: View) -> Any:
             "rebalance-memory",
             note=(
                 "Bytes and gaps decide whether it fits. An estimate for other splits than the"
-                " profiled one: Blocks keep their tiles, and of the stash each has what the fullest has."
+                " profiled one: Blocks keep their tiles, each with as much stash as the fullest."
             ),
             height=190,
         ),
