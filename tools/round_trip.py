@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.what_if import profiled_split
+from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, open_report, pva
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva.import_profile import import_profile
@@ -105,7 +106,10 @@ def _costs(own: Report, other: Report) -> Iterator[str]:
             values = [getattr(getattr(one, part), name).tolist() for one in (costs, again)]
             if values[0] != values[1]:
                 yield f"{part} of Blocks: {name}"
-    totals = [profiled_split(one).total for one in (own, other)]
+    # what a tile sends over a cut, libpva does not say
+    linked = replace(costs, cuts=replace(costs.cuts, tiles=again.cuts.tiles))
+    present = Assignment.of(costs.stage.tolist(), costs.ipus)
+    totals = [what_if(one, present).total for one in (linked, again)]
     if totals[0] != totals[1]:
         yield f"cycles of the profiled split: {totals[0]:,} and {totals[1]:,}"
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
+from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.profile_columns import rows_of_uses
 from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
+
+Ways = tuple[np.ndarray, np.ndarray]  # forward and back
 
 
 @dataclass(frozen=True)
@@ -79,21 +83,21 @@ class Shared:
     blocks: tuple[int, ...]  # away from the first
     nbytes: int  # cross every cut up to the last reader that is on another IPU
 
-    def spared(self, starts: Sequence[int], ipus: Sequence[int]) -> slice:
-        """The cuts, by the Block before them, that need not be crossed, for stages from ``starts``.
+    def spared(self, starts: np.ndarray, ipus: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        """Bytes that need not cross each of the ``cuts``: those of `Cuts.over`.
 
-        Behind these, all readers are on the IPU that has it, or in a stage that received it.
+        All readers behind it are on the IPU that has it, or in a stage that received it.
         """
-        home, *readers = self.blocks
-        own = ipus[bisect_right(starts, home) - 1]
-        there = {k for k, ipu in enumerate(ipus) if ipu == own}
-        furthest = home
-        for reader in readers:
-            stage = bisect_right(starts, reader) - 1
-            if stage not in there:
-                furthest = reader
-            there.add(stage)
-        return slice(*sorted((furthest, readers[-1])))
+        home, *reading = (np.count_nonzero(starts <= one, axis=1) - 1 for one in self.blocks)
+        furthest = np.full(len(cuts), self.blocks[0])
+        for at, (reader, stage) in enumerate(zip(self.blocks[1:], reading, strict=True)):
+            there = ipus[stage] == ipus[home]
+            for before in reading[:at]:
+                there |= before == stage
+            furthest = np.where(there, furthest, reader)
+        low, high = np.sort([furthest, np.full(len(cuts), self.blocks[-1])], axis=0)
+        behind = (cuts >= low[:, None]) & (cuts < high[:, None])
+        return np.where(behind, self.nbytes, 0)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,43 @@ class Cuts:
     back: np.ndarray
     ties: Ties = Ties()
     skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())  # activations, gradients
+    # cycles of the tile that sends, or receives, most over each cut: float64[2, Block]; empty: none
+    tiles: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
+
+    def exchange(
+        self, machine: MachineCosts, ipus: Sequence[int], cuts: np.ndarray, over: Ways
+    ) -> np.ndarray:
+        """Cycles of each IPU's exchange: the farthest one's latency, plus the busier direction.
+
+        Each neighbour's bytes go at the rate of the link to it [JIA], or of the fullest tile. Of
+        splits onto the same IPUs: int64[split, IPU]. ``cuts``, int64[split, cut]: the Block before
+        each; ``over``: bytes over it, forward and back.
+        """
+        size, count = len(cuts), max(ipus) + 1
+        ways = np.zeros((2, 2, size, count))  # over links and of tiles, sent and received
+        latency = np.zeros((size, count))
+        whole = self.ahead, self.back
+        for k, (here, there) in enumerate(pairwise(ipus)):
+            if here == there:
+                continue
+            moved = [way[:, k] for way in over]
+            rate, hops = machine.link_rate(here, there), machine.hop_latency(here, there)
+            links = [nbytes / rate for nbytes in moved]
+            tiles = [np.zeros(size)] * 2
+            if self.tiles.size:
+                at = cuts[:, k]
+                tiles = [
+                    cycles[at] * nbytes / np.maximum(1, every[at])
+                    for cycles, nbytes, every in zip(self.tiles, moved, whole, strict=True)
+                ]
+            for kind, (ahead, back) in zip(ways, (links, tiles), strict=True):
+                kind[:, :, here] += ahead, back
+                kind[:, :, there] += back, ahead
+            waits = np.where(moved[0] + moved[1] > 0, hops, 0)
+            for ipu in (here, there):
+                latency[:, ipu] = np.maximum(latency[:, ipu], waits)
+        busiest = ways.max(axis=(0, 1))
+        return np.where(latency > 0, np.ceil(latency + busiest), 0).astype(np.int64)
 
     @cached_property
     def shared(self) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
@@ -111,16 +152,26 @@ class Cuts:
         ties = tuple(map(Shared, self.ties.blocks, self.ties.nbytes))
         return ties + self.skips[0], ties + self.skips[1]
 
-    def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes over a cut after each Block, forward and back, but for what is spared."""
-        ahead, back = self.ahead, self.back
-        if len(set(ipus)) == len(ipus):
-            return ahead, back
-        spared = np.zeros((2, len(ahead)), dtype=np.int64)
-        for way, every in zip(spared, self.shared, strict=True):
-            for one in every:
-                way[one.spared(starts, ipus)] += one.nbytes
-        return np.maximum(0, ahead - spared[0]), np.maximum(0, back - spared[1])
+    def over(self, starts: np.ndarray, ipus: Sequence[int], cuts: np.ndarray) -> Ways:
+        """Bytes over cuts, but for what is spared: int64[split, cut], of splits onto these IPUs.
+
+        ``starts``, int64[split, stage]: their first Blocks; ``cuts``: the Block before each.
+        """
+        spared = np.zeros((2, *cuts.shape), dtype=np.int64)
+        if len(set(ipus)) < len(ipus):
+            ties, where = len(self.ties), np.array(ipus)
+            for one in self.shared[0][:ties]:
+                spared += one.spared(starts, where, cuts)
+            for way, every in zip(spared, self.shared, strict=True):
+                for one in every[ties:]:
+                    way += one.spared(starts, where, cuts)
+        ahead, back = np.maximum(0, [self.ahead[cuts], self.back[cuts]] - spared)
+        return ahead, back
+
+    def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> Ways:
+        """`over` a cut after each Block, of one split."""
+        ahead, back = self.over(np.array([starts]), ipus, np.arange(len(self.ahead))[None])
+        return ahead[0], back[0]
 
     @cached_property
     def may_stay(self) -> np.ndarray:

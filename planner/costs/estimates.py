@@ -474,4 +474,7 @@ def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
     skips = tuple(
         tuple(replace(one, nbytes=round(one.nbytes * moved)) for one in way) for way in cuts.skips
     )
-    return Cuts(ahead, back, ties, (skips[0], skips[1]))
+    tiles = cuts.tiles
+    if tiles.size:
+        tiles = tiles * [ahead / np.maximum(1, cuts.ahead), back / np.maximum(1, cuts.back)]
+    return Cuts(ahead, back, ties, (skips[0], skips[1]), tiles)

@@ -88,7 +88,9 @@ class Costs(BlockCosts):
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine, memory
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),
+            cuts=Cuts(
+                copy, blocks["copy_back_bytes"].to_numpy(), ties, skips, _cut_tiles(report, copy)
+            ),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             reduced_alone=reduced_alone(report, len(blocks)),
@@ -299,6 +301,16 @@ def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]
     shares = written.items() if isinstance(written, dict) else ()
     valid = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
     return tuple(sorted(valid))
+
+
+def _cut_tiles(report: Report, copy: np.ndarray) -> np.ndarray:
+    """`Cuts.tiles`, where the profile has them."""
+    try:
+        cycles = np.array(report.meta["cut_tiles"], dtype=np.float64)
+    except (KeyError, TypeError, ValueError):
+        return np.zeros((2, 0))
+    whole = cycles.shape == (2, len(copy)) and bool((cycles >= 0).all())
+    return cycles if whole else np.zeros((2, 0))
 
 
 def _meeting(

@@ -13,7 +13,6 @@ from itertools import chain
 
 import numpy as np
 
-from ipuscope.planner.costs.cuts import Shared
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_columns import sums_between
 from ipuscope.planner.costs.profile_costs import Costs
@@ -106,8 +105,7 @@ class _Turn:
     def __init__(self, costs: Costs, splits: ManySplits, micro_batches: int) -> None:
         self.costs, self.splits, self.micro_batches = costs, splits, micro_batches
         self.first, self.last = splits.starts, splits.last(len(costs))
-        self.ipus, self._stages = np.array(splits.ipus), dict[int, np.ndarray]()
-        self.num_ipus = int(self.ipus.max()) + 1
+        self.num_ipus = max(splits.ipus) + 1
         self.forward, self.backward = self._stage_cycles()
         streams = costs.streams
         self.stream_in = self._streams(streams.stream_in)
@@ -159,66 +157,11 @@ class _Turn:
         return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
 
     def _copies(self) -> np.ndarray:
-        """Longest exchange of an IPU, by split: `what_if._copies`, without what need not travel."""
-        costs, machine, stages = self.costs, self.costs.machine, self.first.shape[1]
-        size = len(self.first)
-        ways = np.zeros((2, size, self.num_ipus))
-        latency = np.zeros((size, self.num_ipus))
-        cuts = self.last[:, :-1]
-        spared = self._spared(cuts)
-        over = np.maximum(0, costs.cuts.ahead[cuts] - spared[0])
-        over_back = np.maximum(0, costs.cuts.back[cuts] - spared[1])
-        for k in range(stages - 1):
-            here, there = self.splits.ipus[k], self.splits.ipus[k + 1]
-            if here == there:
-                continue
-            ahead, back = over[:, k], over_back[:, k]
-            rate, hops = machine.link_rate(here, there), machine.hop_latency(here, there)
-            ways[0, :, here] += ahead / rate
-            ways[1, :, here] += back / rate
-            ways[0, :, there] += back / rate
-            ways[1, :, there] += ahead / rate
-            waits = np.where(ahead + back > 0, hops, 0)
-            for ipu in (here, there):
-                latency[:, ipu] = np.maximum(latency[:, ipu], waits)
-        cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
-        return cycles.max(axis=1).astype(np.int64)
-
-    def _spared(self, cuts: np.ndarray) -> np.ndarray:
-        """Bytes that need not cross each cut, forward and back: int64[2, split, cut]."""
-        spared = np.zeros((2, *cuts.shape), dtype=np.int64)
-        if len(set(self.splits.ipus)) == len(self.splits.ipus):
-            return spared
-        ties = len(self.costs.cuts.ties)
-        ahead, back = self.costs.cuts.shared
-        for tensor in ahead[:ties]:
-            spared += self._spared_of(tensor, cuts)
-        for way, skips in zip(spared, (ahead[ties:], back[ties:]), strict=True):
-            for tensor in skips:
-                way += self._spared_of(tensor, cuts)
-        return spared
-
-    def _spared_of(self, tensor: Shared, cuts: np.ndarray) -> np.ndarray:
-        """`Shared.spared` of each split, in bytes: int64[split, cut]."""
-        home, *readers = tensor.blocks
-        own = self.ipus[self._stage_of(home)]
-        furthest = np.full(len(cuts), home)
-        reached: list[np.ndarray] = []
-        for reader in readers:
-            stage = self._stage_of(reader)
-            there = self.ipus[stage] == own
-            for before in reached:
-                there |= before == stage
-            reached.append(stage)
-            furthest = np.where(there, furthest, reader)
-        low, high = np.minimum(furthest, readers[-1]), np.maximum(furthest, readers[-1])
-        behind = (cuts >= low[:, None]) & (cuts < high[:, None])
-        return np.where(behind, tensor.nbytes, 0)
-
-    def _stage_of(self, block: int) -> np.ndarray:
-        if block not in self._stages:
-            self._stages[block] = np.count_nonzero(self.first <= block, axis=1) - 1
-        return self._stages[block]
+        """Longest exchange of an IPU, by split."""
+        cuts, ipus, behind = self.costs.cuts, self.splits.ipus, self.last[:, :-1]
+        over = cuts.over(self.first, ipus, behind)
+        longest: np.ndarray = cuts.exchange(self.costs.machine, ipus, behind, over).max(axis=1)
+        return longest
 
     # -- the pipeline ---
 

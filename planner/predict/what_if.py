@@ -367,26 +367,11 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles of each IPU's exchange: the farthest one's latency, plus the busier direction.
-
-    Each neighbour's bytes go at the rate of the link to it [JIA].
-    """
-    count = max(ipus) + 1
-    ways = np.zeros((2, count))  # cycles on the links, sent and received
-    latency = np.zeros(count)
-    over, over_back = costs.cuts.crossing([first for first, _ in spans], ipus)
-    for k in range(len(spans) - 1):
-        here, there, cut = ipus[k], ipus[k + 1], spans[k][1]
-        ahead, back = int(over[cut]), int(over_back[cut])
-        if here == there or not ahead + back:
-            continue
-        rate = costs.machine.link_rate(here, there)
-        ways[:, here] += ahead / rate, back / rate
-        ways[:, there] += back / rate, ahead / rate
-        for ipu in (here, there):
-            latency[ipu] = max(latency[ipu], costs.machine.hop_latency(here, there))
-    cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
-    return tuple(int(c) for c in cycles) if cycles.any() else ()
+    """Cycles of each IPU's exchange; () where nothing is exchanged."""
+    starts = np.array([[first for first, _ in spans]])
+    cuts, behind = costs.cuts, starts[:, 1:] - 1
+    cycles = cuts.exchange(costs.machine, ipus, behind, cuts.over(starts, ipus, behind))[0]
+    return tuple(cycles.tolist()) if cycles.any() else ()
 
 
 def _as_profiled(costs: Costs, assignment: Assignment) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
+from typing import Any
 
 from ipu_exec.base.user_tracebacks import warn_once
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
@@ -71,14 +72,19 @@ class Placement:
         """The stages that an IPU runs, in order."""
         return [stage for stage, runs in enumerate(self.ipus) if runs == ipu]
 
-    def cut_bytes(self, graph: Graph, direction: str) -> list[int]:
-        """Bytes per micro-batch that cross the cut behind each stage."""
-        changes = [0] * len(self.stages)
+    def over_cuts(self, direction: str, nbytes: Callable[[int], Any]) -> list[Any]:
+        """What crosses the cut behind each stage a micro-batch, by the bytes of each storage."""
+        changes: list[Any] = [0] * len(self.stages)
         for one in self.transfers:
             if one.direction == direction:
-                changes[min(one.source, one.target)] += storage_bytes(graph, one.storage)
-                changes[max(one.source, one.target)] -= storage_bytes(graph, one.storage)
+                begin, end = sorted((one.source, one.target))
+                changes[begin] = changes[begin] + nbytes(one.storage)
+                changes[end] = changes[end] - nbytes(one.storage)
         return list(accumulate(changes))
+
+    def cut_bytes(self, graph: Graph, direction: str) -> list[int]:
+        """Bytes per micro-batch that cross the cut behind each stage."""
+        return self.over_cuts(direction, partial(storage_bytes, graph))
 
 
 def storage_bytes(graph: Graph, storage: int) -> int:

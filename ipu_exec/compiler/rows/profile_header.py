@@ -12,7 +12,7 @@ from ipu_exec.compiler.emission.bodies import dynamic_slice_cycles
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement.place import written_buffers
 from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, by_block
-from ipu_exec.compiler.rows.block_rows import update_blocks
+from ipu_exec.compiler.rows.block_rows import cut_tiles, update_blocks
 from ipu_exec.compiler.schedule import phases_of
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering.measured import (
@@ -63,6 +63,7 @@ def header(executable: Executable) -> dict[str, Any]:
         entries["recomputation"] = _recomputation(executable)
         entries["choices"] = _choices(executable)
     if blocks:
+        entries["cut_tiles"] = cut_tiles(executable)
         updated, ops = update_blocks(executable.graph), executable.graph.ops
         entries["code"] = executable.memory.code.by_block(
             blocks, lambda op: updated.get(op, ops[op].block)

@@ -328,6 +328,7 @@ def test_other_recomputation_and_cuts_are_predicted_to_the_cycle(tmp_path):
         prediction = what_if(costs, Assignment(starts, (0, 1, 2, 3), choices))
         assert list(prediction.forward) == other.stages["forward_cycles"].tolist()
         assert list(prediction.backward) == other.stages["backward_cycles"].tolist()
+        assert prediction.total == other.runs["cycles"].iloc[0]
         fullest = other.tiles(1)["total"].max()
         assert prediction.fullest[1] == pytest.approx(fullest, rel=0.03)
 
@@ -361,7 +362,11 @@ def test_what_a_stranger_says_of_recomputation_is_checked(at_three):
 
 
 @pytest.mark.parametrize(
-    "key", ["host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"]
+    "key",
+    [
+        *("host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"),
+        "cut_tiles",
+    ],
 )
 def test_what_a_stranger_says_of_costs_is_checked(at_three, key):
     report = open_report(at_three)
