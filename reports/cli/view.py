@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import faulthandler
 import getpass
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -165,6 +167,10 @@ def _serve(
     """Print the address of a page, open a browser, and serve until Ctrl+C."""
     from ipuscope.viewer.guard import is_loopback
 
+    faulthandler.enable()  # what ends it is said, whatever it is
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(one) is signal.SIG_DFL:  # nohup's stays
+            signal.signal(one, _ended)
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
     address += f"/{page}?token={guard.token}" if guard.token else f"/{page}"
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
@@ -187,6 +193,11 @@ def _serve(
     from ipuscope.viewer.app import serve
 
     serve(app, args.host, port)
+
+
+def _ended(number: int, _: object) -> None:
+    print(f"ipu-report: the viewer was ended by {signal.Signals(number).name}", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def ssh_forward(

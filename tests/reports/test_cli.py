@@ -753,6 +753,15 @@ def test_a_port_in_use_is_said_before_dash_is_loaded(
     assert free_port("127.0.0.1", 0) > 0
 
 
+def test_a_viewer_says_what_ended_it(runs: Path) -> None:
+    command = [sys.executable, "-m", "ipuscope.reports.cli", "view", "--port", "0", "--no-browser"]
+    with subprocess.Popen([*command, runs], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as it:
+        assert it.stdout is not None and b" is at http" in it.stdout.readline()
+        it.terminate()
+        _, said = it.communicate(timeout=60)
+    assert it.returncode == 143 and said.endswith(b"ended by SIGTERM\n")
+
+
 def test_html_writes_one_file(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
