@@ -83,11 +83,11 @@ class Profiles:
         return rest[0] if rest else ""
 
     def pair(self, profile: object, other: object) -> list[Report]:
-        """Both profiles that are compared, in the order in which they are listed, if there are."""
-        both = {self.key(profile), self.beside(profile, other)}
+        """Both profiles that are compared: this one and the other, but of two A and B."""
+        both = [self.key(profile), self.beside(profile, other)]
         if "" in both:
             raise PreventUpdate
-        return [self.get(key) for key in self.listed if key in both]
+        return [*map(self.get, sorted(both) if both[::-1] == [*self.named] else both)]
 
     def get(self, asked: object = "0") -> Report:
         """The report of a key, else the first. ProfileError if its file is gone."""

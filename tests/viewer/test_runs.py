@@ -89,7 +89,10 @@ def test_profiles_are_opened_when_asked_for_and_no_others(paths: list[Path]) -> 
         named[0],
     ]
     assert told == [other, named[1], named[0]]
-    assert [one.path for one in profiles.pair(key, "2")] == [named[2], other]
+    assert [one.path for one in profiles.pair(key, "2")] == [other, named[2]]
+    assert [one.path for one in profiles.pair("2", "0")] == [named[2], named[0]]
+    two = Profiles(named=named[:2])  # the choice calls them A and B
+    assert [one.path for one in two.pair("1", "0")] == named[:2]
     assert profiles.beside("0", "0") == "1" and profiles.beside("0", None) == ""
 
 

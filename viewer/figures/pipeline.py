@@ -46,7 +46,7 @@ _MOST_BARS = 1500  # of tasks
 _BOLD = 9  # pixels of a letter of a phase's name, and room between names
 _MOST_SHADES = 4  # shapes; phased execution has a hundred
 _TOP: dict[str, Any] = {"yref": "paper", "yanchor": "middle"}
-_MOST_HOPS = 160  # of the critical path between IPUs, as arrows
+_MOST_HOPS = 60  # of the critical path between IPUs, as arrows
 
 
 def drawing(

@@ -32,7 +32,7 @@ _TIMES = "executions in a weight update, or in a device iteration"
 _CEILING = "FLOPs against what its unit, or the bytes that it receives, would allow"
 COLUMNS = (
     Column("label", "operator", least=300),
-    Column("total_cycles", "cycles", ",.0f", width=140, tip="of all executions together"),
+    Column("total_cycles", "cycles", ",.0f", width=160, tip="of all executions together"),
     Column("share", "share", ".2%", width=85, tip="of the cycles of all operators"),
     Column("executions", "times", ",.0f", width=90, tip=_TIMES),
     Column(
@@ -51,8 +51,8 @@ COLUMNS = (
     Column("source", "source", width=200),
 )
 _OTHER = (
-    Column("other_cycles", "other's cycles", ",.0f", width=140, tip="of the other profile"),
-    Column("difference", "other − this", "+,.0f", width=140),
+    Column("other_cycles", "other's cycles", ",.0f", width=160, tip="of the other profile"),
+    Column("difference", "other − this", "+,.0f", width=160),
 )
 _OF_PROGRAM = (
     Column("label", "program"),

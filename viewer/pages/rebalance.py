@@ -385,7 +385,7 @@ def _row(costs: Costs, split: Assignment) -> Any:
             forward, backward = (of[block] for of in (costs.cycles.forward, costs.cycles.backward))
             title = f"{costs.names[block]}: forward {forward:,}, backward {backward:,} cycles"
             look = {"style": {"order": 2 * block, "flexGrow": max(1, int(work[block]))}}
-            name = html.Span(costs.names[block][shared:])
+            name = html.Bdi(costs.names[block][shared:])
             parts.append(html.Div(name, className=f"block of-{stage % 2}", title=title, **look))
     on = (",".join(map(str, each)) for each in (split.starts, split.ipus))
     data: Any = {"data-split": "@".join(on), "data-blocks": str(len(costs))}
