@@ -143,6 +143,7 @@ def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Re
     page.mouse.up()
     border.press("ArrowRight")
     shows((0, 1, 3), (0, 1, 0))
+    view.wait("document.activeElement.dataset.stage === '2'")  # drawn anew, it keeps the focus
     on_graph = page.locator("#model-graph-borders .border")
     on_graph.nth(1).press("ArrowLeft")
     shows((0, 1, 2), (0, 1, 0))

@@ -134,7 +134,7 @@ def border(costs: Costs, split: Assignment, stage: int, wide: bool = False, **lo
     limits = (split.starts[stage - 1] + 1, last) if stage else (0, 0)
     ends = dict(zip(("aria-valuemin", "aria-valuemax"), map(str, limits), strict=True))
     said = f"stage {stage}, on IPU {split.ipus[stage]}, begins with {costs.names[first]}"
-    value: Any = {"aria-label": "border of stages", "aria-valuetext": said, **ends}
+    value: Any = {"aria-label": f"border of stage {stage}", "aria-valuetext": said, **ends}
     value |= {"aria-valuenow": str(first), "data-stage": str(stage), **look}
     name = html.Span([*([html.I("stage ")] if wide else []), str(stage)])
     return html.Div(name, className="border", role="slider", tabIndex="0", **value)
