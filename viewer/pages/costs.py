@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from ipuscope.profiler import Report
+from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import hierarchy, regions, source
 from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
 from ipuscope.profiler.analysis.peak import peak
@@ -120,7 +120,7 @@ def layout(view: View) -> Any:
             html.Div(
                 html.Button("Save as CSV", id="costs-csv", className="quiet"), className="under"
             ),
-            note="Of a weight update, one execution times executions; share: of operators' cycles.",
+            note=f"Of {analysis.turn(view.report)}, all executions; share: of operators' cycles.",
         ),
         common.drawer(("Chosen", common.filled("costs-chosen"))),
     ]

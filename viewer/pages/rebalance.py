@@ -295,7 +295,7 @@ def _levers(report: Report, advised: Advised) -> Any:
 
 
 def _lever(one: Advice, samples: int) -> Any:
-    rate = f"{one.rate} samples a second"
+    rate = f"{units.minus(one.rate)} samples a second"
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
     if one.samples != samples:
         gain += f"; {one.samples:,} samples an update instead of {samples:,}"
