@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FEW_TILES = 0.5  # share of them: tensors that fill no more have the least bytes a tile may have
 SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
 _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
-_MORE_CODE = 1.3  # times, at most, in float16 and by each doubling of the micro-batch
+_MORE_CODE, _FIRST = 1.3, 1.8  # times, at most, in float16 and by each doubling, and by the first
 _SINGLE, _HALF = "float32", "float16"
 _WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 _FROM_OUTSIDE = (*OF_WEIGHTS, Role.INPUT)
@@ -352,7 +352,8 @@ def estimated(costs: Costs, sizes: Sizes, half: bool, samples: float = 1.0) -> C
 
 def growth_of_code(half: bool, samples: float) -> float:
     """How many times as much code there may be on a tile (docs/advice.md#estimates)."""
-    return _MORE_CODE ** (abs(log2(samples)) + half)
+    doublings = abs(log2(samples))
+    return float(_FIRST ** min(1.0, doublings) * _MORE_CODE ** (max(0.0, doublings - 1) + half))
 
 
 def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.ndarray:

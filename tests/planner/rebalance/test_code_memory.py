@@ -133,7 +133,7 @@ def test_code_that_may_outgrow_region_0_is_for_a_compile_to_tell(
     for levers, is_open in (
         (Levers(), False),
         (Levers(half=True), False),
-        (Levers(micro_batch=8), False),
+        (Levers(micro_batch=8), True),
         (Levers(micro_batch=8, half=True), True),
         (Levers(micro_batch=16), True),
     ):
