@@ -13,7 +13,7 @@ they are off by):
 - Weights and accumulators that come and go each micro-batch are as large whatever the samples.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
-  temporaries that hold them. What is the size of a weight does not grow.
+  temporaries that hold them, and what lookups exchange. What is the size of a weight does not grow.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Steps:
     in_half: np.ndarray  # times as many ``beyond`` in float16
     at_peak: np.ndarray  # share of ``beyond`` that a product takes at the machine's peak; else 1
     planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
+    of_rows: np.ndarray  # exchanges of rows that several tiles share; more rows may have one each
     sums_samples: np.ndarray  # of products that make what is like a weight
 
 
@@ -170,10 +171,12 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     busy[moves] = 1.0  # streaming memory and links are no tiles'
     weights = variables.loc[variables["like_weight"], "tensor"]  # others' activations move, too
     stays = of_weights | accumulates | (moves & steps["tensor"].isin(weights).to_numpy())
-    growth = np.select([stays, product & exchange & ~moves], [STAYS, AS_PRODUCTS], AS_SAMPLES)
+    looking_up, partial = order.bringing(vertices.looks_up), order.partial_sums(vertices)
+    divided = (product & exchange & ~moves) | looking_up
+    growth = np.select([stays, divided], [STAYS, AS_PRODUCTS], AS_SAMPLES)
 
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
-    float32 = order.partial_sums(vertices) | (accumulates & ~exchange)
+    float32 = partial | (accumulates & ~exchange)
     float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
     few_tiles = (busy < _FEW_TILES) & ~product & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
@@ -189,7 +192,8 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         growth,
         in_half,
         _at_peak(report, steps, multiplied, beyond, vertices.of_half),
-        (product | order.partial_sums(vertices) | vertices.looks_up) & ~moves,
+        (product | partial | vertices.looks_up | looking_up) & ~moves,
+        partial & exchange & ~product,
         product & ~forward & steps["op"].isin(makers).to_numpy(),
     )
 
@@ -256,12 +260,16 @@ class _Order:
         receivers = np.where(self.exchange & (self.after >= 0), busy[self.after], busy)
         return np.minimum(busy, receivers)
 
+    def bringing(self, computing: np.ndarray) -> np.ndarray:
+        """Mask of exchanges that bring what these steps compute with."""
+        mask: np.ndarray = self.exchange & (self.after >= 0) & computing[self.after]
+        return mask
+
     def partial_sums(self, vertices: StepVertices) -> np.ndarray:
         """Mask of steps that add up what other tiles have added up or multiplied, and bring it."""
         made = vertices.sums | vertices.product
         adding = vertices.sums & (self.before >= 0) & made[self.before]
-        bringing = self.exchange & (self.after >= 0) & adding[self.after]
-        mask: np.ndarray = adding | bringing
+        mask: np.ndarray = adding | self.bringing(adding)
         return mask
 
 
@@ -377,7 +385,10 @@ def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
         return np.where(steps.growth == STAYS, 1.0, samples)
     share = np.where(steps.sums_samples & (not bound), 1.0, steps.at_peak)
     growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * share
-    return np.where(steps.planned & (steps.at_peak == 1), 1.0, growth) if bound else growth
+    if bound:
+        growth = np.where(steps.planned & (steps.at_peak == 1), 1.0, growth)
+        growth[steps.of_rows & (samples > 1)] = 0.0
+    return growth
 
 
 def scaled_cycles(

@@ -37,7 +37,22 @@ class Words(nn.Module):
             return out, nn.functional.cross_entropy(out, labels)
 
 
-def _compiled(path: Path, location: str, stages: int = 2) -> Report:
+class Edges(Words):
+    """What nodes tell each other over edges, by row: it is gathered and added."""
+
+    def forward(self, x: Tensor, y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        ends = y.repeat(1, 8)[..., None].expand(-1, -1, 64)
+        with ipu_exec.Block("words", ipu_id=0):
+            nodes = self.words(x.repeat(1, 4))
+            for _ in range(4):
+                told = torch.tanh(nodes.gather(1, ends))
+                nodes = nodes.scatter_add(1, ends, told)
+        with ipu_exec.Block("last", ipu_id=1):
+            out = self.last(nodes).mean(1)
+            return out, nn.functional.cross_entropy(out, labels)
+
+
+def _compiled(path: Path, location: str, stages: int = 2, kind: type[Words] = Words) -> Report:
     options = ipu_exec.Options(autoreport=True, autoreport_dir=path)
     if stages == 1:
         everything = ipu_exec.Stage("words", "last").ipu(0)
@@ -46,7 +61,7 @@ def _compiled(path: Path, location: str, stages: int = 2) -> Report:
     off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
     if location:
         getattr(options.TensorLocations, location)(off_chip)
-    model = Words()
+    model = kind()
     step = ipu_exec.trainingModel(model, options, torch.optim.Adam(model.parameters(), lr=0.1))
     inputs = (torch.zeros(8 * 4 * 2, 6, dtype=torch.int64),) * 2
     step.compile(*inputs, torch.zeros(8 * 4 * 2, dtype=torch.int64))
@@ -80,17 +95,17 @@ def test_a_plan_knows_what_one_stage_sends_off_the_chip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["micro-batch=64", "micro-batch=32", "micro-batch=4"])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("stages", "kind"), [(1, Words), (2, Words), (2, Edges)])
 def test_another_micro_batch_is_within_its_bounds(
-    words: str, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, stages: int, kind: type[Words], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lookups in a table have no more hits on a tile, activations off the chip more bytes."""
     location = "setActivationLocation" if stages == 1 else ""
-    basis = Basis.of(_compiled(tmp_path / "now", location, stages))
+    basis = Basis.of(_compiled(tmp_path / "now", location, stages, kind))
     levers = Levers(micro_batch=int(words.partition("=")[2]))
     advice = predicted(basis, levers)
     monkeypatch.setenv(LEVERS_VARIABLE, words)
-    rate = analysis.pace(_compiled(tmp_path / words, location, stages)).samples_per_second
+    rate = analysis.pace(_compiled(tmp_path / words, location, stages, kind)).samples_per_second
     least, most = basis.bounds(levers)
     assert least <= advice.samples_per_second <= most
     assert least <= rate <= most
