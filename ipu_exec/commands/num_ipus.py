@@ -112,8 +112,9 @@ def _choice_lines(made: Plan, ipus: int) -> Iterator[str]:
         f" {how}, the best of {count(made.compiles + made.cached, 'compile')})"
     )
     if mapping.attached < ipus:
-        free = f"{count(ipus - mapping.attached, 'IPU')}"
-        yield f"ipu-run: {free} stay free: no mapping onto more that was looked at is quicker"
+        yield (
+            f"ipu-run: no quicker mapping was found onto more than {count(mapping.attached, 'IPU')}"
+        )
     yield from (f"ipu-run: {note}" for note in made.notes)
     if made.modules:
         yield from _script_lines(made, made.question.training)

@@ -211,11 +211,11 @@ class PoplarExecutor(RepeatedCall):
         """
         if self._training_waits():
             return
-        where = ""
+        where = "--profile-dir DIR writes its profile"
         if self._session is not None:
             self._session.publish()
-            where = f"; the profile is {self._session.path}"
-        print(f"compiled, and ended there as --compile-only says{where}", file=sys.stderr)
+            where = f"the profile is {self._session.path}"
+        print(f"ipu-run: compiled only, as asked; {where}", file=sys.stderr)
         raise SystemExit(0)
 
     def getTensorNames(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Two profiles: what changed from A to B, in sum, on the critical path and by operator.
 
-What one waits for more or less than the other adds up to the whole difference; operators are
-matched by name.
+The differences in what each waits for add up to the whole difference; operators are matched by
+name.
 
 --fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3%
 longer in B. Times of a model that was only compiled are those of its schedule. What cannot be

@@ -1,7 +1,7 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
-What asks for other samples a weight update ('another batch') comes after what does not, and causes
-for which no change is known come behind both.
+Changes of the samples a weight update has ('another batch') come after all others, and causes for
+which no change is known come last.
 
 Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
 device iteration); '<=' marks a bound, '~' an estimate. They do not add up, except for those of

@@ -1,9 +1,9 @@
 """Read-only SQL on the profile, which is a SQLite database.
 
-Tables are those of docs/architecture.md (profiler/file/records.py has every column with its
-meaning). Nothing can be written, attached or loaded. A statement that takes longer than --timeout,
-over a GiB of memory, or gives over 64 MiB is ended. Columns over tiles and over time are numbers of
-compressed vectors: `ipu-report tile`, `timeline` and `ipuscope.profiler.open_report` unpack them.
+docs/pop-format.md has the tables and what each column means. Nothing can be written, attached or
+loaded. A statement that takes longer than --timeout, over a GiB of memory, or gives over 64 MiB is
+ended. Columns over tiles and over time are numbers of compressed vectors: `ipu-report tile`,
+`liveness` and `ipuscope.profiler.open_report` unpack them.
 """
 
 from __future__ import annotations
