@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import lru_cache
 from itertools import islice
@@ -12,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ipu_exec.base.structures import joined, learn, tensors_in
+from ipu_exec.base.user_tracebacks import warn
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.options import Options
 
@@ -50,11 +50,10 @@ class _ForReplicas:
 
 
 def _say_left_out(left: int, batches: int) -> None:
-    warnings.warn(
+    warn(
         f"the last {left} batches of a data loader are left out: a step of all replicas takes"
         f" {batches} batches of one size. A number of samples that is a multiple of batch_size x"
-        f" {batches} loses none",
-        stacklevel=2,
+        f" {batches} loses none"
     )
 
 

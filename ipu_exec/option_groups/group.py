@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Self
 
 from ipu_exec.annotations import ExecutionStrategy
 from ipu_exec.base.sharding_plan import TensorSharding
+from ipu_exec.base.user_tracebacks import warn
 from ipu_exec.errors import FrozenError, UsageError
 from ipuscope.words import did_you_mean
 
@@ -79,10 +79,7 @@ class Group:
             before = self._values.get(name)
             if name in NOT_HONOURED and value != before and (before is not None or value):
                 option, instead = NOT_HONOURED[name]
-                warnings.warn(
-                    f"{option} is recorded in the profile, but not honoured: {instead}",
-                    stacklevel=4,
-                )
+                warn(f"{option} is recorded in the profile, but not honoured: {instead}")
         self._values.update(values)
         return self
 

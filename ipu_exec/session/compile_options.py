@@ -51,8 +51,8 @@ def compile_options(
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,
-        # without a device to attach any number of IPUs is allowed
-        auto_round_ipus=bool(options.auto_round_num_ipus)
+        # without a device to attach, or on the IPUModel, any number of IPUs is allowed
+        auto_round_ipus=bool(options.auto_round_num_ipus or options.use_model)
         or options.connection_type is ConnectionType.Never,
         sync_pattern=options.sync_pattern,
         half_float_casting=options.Precision.half_float_casting,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -225,6 +226,8 @@ class Recorder(TorchDispatchMode):
         finally:
             self._paused = before
 
+    supports_higher_order_operators = True  # reach __torch_dispatch__
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._paused:
@@ -252,6 +255,12 @@ class Recorder(TorchDispatchMode):
 
     def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         """The function to call instead of an operator; None: it is recorded as it is."""
+        if isinstance(func, HigherOrderOperator):
+            raise Error(
+                f"torch's {name} is not modelled: take ipu_exec.cond, ipu_exec.for_loop or a loop"
+                " of Python's",
+                location=str(source_line()),
+            )
         if name == "aten.bincount.default" and not _least_bins(*args, **kwargs):
             return None  # as many bins as the largest value says: refused
         if name == "aten._unique2.default" and in_argument_check():

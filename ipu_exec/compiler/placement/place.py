@@ -118,6 +118,7 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
     attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
     check_pod(attached, options)
     of_process = attached * options.replicas // options.instances
+    power_of_two(of_process, options.auto_round_ipus)
     if of_process > IPUS_OF_A_PROCESS:
         warn_of_ipus(of_process)
     if pipelined and not phased:
@@ -521,14 +522,17 @@ def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[Stag
 
 
 def round_ipus(num_ipus: int, auto_round: bool) -> int:
-    """IPUs to attach: a power of two. Error if it is not one and rounding is off."""
-    power = 1
-    while power < num_ipus:
-        power *= 2
-    if power > MAX_IPUS:
+    """IPUs to attach for a replica. Error as `power_of_two`, and where no system has so many."""
+    if num_ipus > MAX_IPUS:
         raise UsageError(
             f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}"
         )
+    return power_of_two(num_ipus, auto_round)
+
+
+def power_of_two(num_ipus: int, auto_round: bool) -> int:
+    """The power of two that has room for them. Error if they are none and rounding is off."""
+    power = 1 << (num_ipus - 1).bit_length()
     if power != num_ipus and not auto_round:
         raise UsageError(
             f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must"

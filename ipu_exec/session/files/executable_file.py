@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import pickle
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ import torch
 from filelock import FileLock
 
 from ipu_exec.base.sources import fingerprint
+from ipu_exec.base.user_tracebacks import warn
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import Error
@@ -147,10 +147,9 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path} was written with export_model=False and holds the executable only: wrap the"
             " model with trainingModel or inferenceModel and call its loadExecutable"
         )
-    warnings.warn(
+    warn(
         f"{path} holds a pickled model. Unpickling runs code that the file's writer chose: load"
-        " only files of people you trust",
-        stacklevel=3,
+        " only files of people you trust"
     )
     return torch.load(io.BytesIO(content), weights_only=False)
 

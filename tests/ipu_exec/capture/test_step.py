@@ -136,9 +136,22 @@ def test_a_branch_on_data_is_an_error_with_the_line():
         (lambda x: x.to(torch.float8_e5m2), r"no float8_e5m2: .*Cast, or.*test_step\.py:\d+"),
         (lambda x: torch.nested.nested_tensor([x, x[1:]]), r"pad nested.*test_step\.py:\d+"),
         (lambda x: x + torch.ones(3, device="cuda"), r"names a GPU.*test_step\.py:\d+"),
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            r"torch's cond is not modelled: take ipu_exec.cond.*test_step\.py:\d+",
+        ),
         (lambda x: x.to("cuda:1"), r"names a GPU.*test_step\.py:\d+"),
     ],
-    ids=["a shape from data", "complex numbers", "sparse", "float8", "nested", "made", "moved"],
+    ids=[
+        "a shape from data",
+        "complex numbers",
+        "sparse",
+        "float8",
+        "nested",
+        "made",
+        "cond",
+        "moved",
+    ],
 )
 def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
     with pytest.raises(ipu_exec.Error, match=message):

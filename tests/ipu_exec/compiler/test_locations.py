@@ -61,7 +61,8 @@ def trained(
 ) -> tuple[Mlp, Any, tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(0)
     model = Mlp([WIDTH, WIDTH, WIDTH], [0, ipus - 1])
-    options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(replicas)
+    options = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs()
+    options.replicationFactor(replicas)
     options.setExecutionStrategy(strategy())
     options.Training.gradientAccumulation(accumulation)
     change(options)

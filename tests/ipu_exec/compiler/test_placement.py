@@ -232,6 +232,9 @@ def test_depth_and_powers_of_two():
     assert round_ipus(3, True) == 4 and round_ipus(4, False) == 4
     with pytest.raises(ipu_exec.Error, match="autoRoundNumIPUs"):
         round_ipus(3, False)
+    options = ipu_exec.Options().replicationFactor(3).showCompilationProgressBar(False)
+    with pytest.raises(ipu_exec.Error, match=r"3 IPUs, .* minimum of 4 .*autoRoundNumIPUs"):
+        ipu_exec.inferenceModel(torch.nn.Linear(2, 2), options)(torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 16, 64, 128, 256])

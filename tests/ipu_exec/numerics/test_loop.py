@@ -145,6 +145,7 @@ def options(iterations: int = 1, accumulation: int = 1, replicas: int = 1) -> Op
         Options()
         .deviceIterations(iterations)
         .replicationFactor(replicas)
+        .autoRoundNumIPUs(True)
         .showCompilationProgressBar(False)
     )
     opts.Training.gradientAccumulation(accumulation)

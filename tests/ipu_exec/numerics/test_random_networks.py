@@ -154,7 +154,7 @@ def ours(case: Case) -> tuple[Network, list[torch.Tensor]]:
     """The trained network, and the losses of each call."""
     model = network(case)
     options = poptorch.Options().showCompilationProgressBar(False).randomSeed(11)
-    options.deviceIterations(case.iterations).replicationFactor(case.replicas)
+    options.deviceIterations(case.iterations).replicationFactor(case.replicas).autoRoundNumIPUs()
     options.outputMode(case.mode, 2 if case.mode is OutputMode.EveryN else None)
     options.Training.gradientAccumulation(case.accumulation)
     options.Training.accumulationAndReplicationReductionType(
