@@ -178,7 +178,9 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
     float32 = partial | (accumulates & ~exchange)
     float32 |= steps["op"].isin(_of_whole_numbers(report, variables)).to_numpy()
-    few_tiles = (busy < _FEW_TILES) & ~product & ~moves
+    # between a recurrent layer's products is what is an element at a time
+    multiplies = product & (exchange | vertices.product | vertices.rearranges | partial)
+    few_tiles = (busy < _FEW_TILES) & ~multiplies & ~moves
     in_half = np.where(float32, 1.0, np.where(few_tiles, 2 * in_half, in_half))
     multiplied = np.where(vertices.product & compute, cycles, 0)
     makers = variables.loc[variables["like_weight"], "op"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -473,15 +474,29 @@ class Positioned(nn.Module):
         return nn.functional.mse_loss(self.layer(x) + angles.to(x.dtype), y)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_is_of_whole_numbers_alone_stays_float32(
-    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Recurrent(nn.Module):
+    """Between products of a few rows, an LSTM works element by element on few tiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(64, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layer(x)[0], y)
+
+
+@pytest.mark.parametrize(
+    ("model", "off"),
+    [(Positioned(True), 0.02), (Positioned(False), 0.1), (Recurrent(), 0.05)],
+    ids=["whole", "buffer", "recurrent"],
+)
+def test_half_precision_is_foreseen_of_small_tensors(
+    model: nn.Module, off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """XLNet's sines take as long in half precision; x-transformers' take twice as long."""
     inputs = (torch.zeros(4, 16, 64), torch.zeros(4, 16, 64))
-    basis = basis_of(_compiled(Positioned(whole), _options(tmp_path / "float"), inputs))
+    basis = basis_of(_compiled(deepcopy(model), _options(tmp_path / "float"), inputs))
     predicted = basis.cycles_with(Levers(half=True))
     monkeypatch.setenv(LEVERS_VARIABLE, "half")
-    halved = _compiled(Positioned(whole), _options(tmp_path / "half"), inputs)
-    off = 0.02 if whole else 0.1
+    halved = _compiled(deepcopy(model), _options(tmp_path / "half"), inputs)
     assert predicted == pytest.approx(analysis.pace(halved).cycles, rel=off)
