@@ -227,7 +227,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
         columns = (*columns, Column("saves", "saves memory by", sentence))
         if args.output is None:
             lines.append(
-                say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
+                say("-o FILE writes the split and how stages save memory, for ipu-run --placement.")
             )
     return common.page(report, Table("rebalance", frame, columns), proof, *lines)
 
@@ -238,8 +238,8 @@ def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
         return []
     less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
     return [
-        f"A split that a compile may find too large would take {less:.1%} less ({sizes}):"
-        " Rebalance compiles such splits: ipu-report view --script 'FILE ARGS'."
+        f"A split that may not fit would take {less:.1%} less ({sizes}). The viewer's Rebalance"
+        " compiles such splits: ipu-report view --script 'FILE ARGS'."
     ]
 
 

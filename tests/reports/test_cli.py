@@ -798,7 +798,7 @@ def test_what_if_gives_other_schedules_and_the_engines_own_cycles(
     (read,) = table("schedules", "--schedule", file)
     assert (read["cycles"], read["free"]) == (rows["zb-h1"]["cycles"], rows["zb-h1"]["free"])
     assert main(["whatif", str(profile), "--schedule", "zb-v"]) != 0
-    assert "8 stages need as many Blocks" in capsys.readouterr().err
+    assert "8 stages need 8 Blocks" in capsys.readouterr().err
 
 
 def test_in_an_ssh_session_the_viewer_says_how_to_reach_it() -> None:
