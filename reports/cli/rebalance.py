@@ -1,8 +1,8 @@
-"""The quickest split of a model's Blocks into stages, what is proven of it, and a file for it.
+"""The quickest split of a model's Blocks into stages, what is proven about it, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and ipu-report runs shows its prediction beside the outcome. The
-cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
+cycles of a whole weight update are minimised within the tiles' memory: the proposal is proven to be
 the best, or it says how much less another split could take at most.
 """
 

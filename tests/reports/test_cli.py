@@ -286,7 +286,7 @@ def test_pipeline_says_who_is_waited_for_and_why(
 ) -> None:
     out = " ".join(say(capsys, "pipeline", runs / "training").split())
     assert "In steady state IPU 2 makes the others wait" in out
-    assert "37.5% in this profile, 37.5% by its closed form" in out
+    assert "37.5% in this profile, 37.5% by the closed form" in out
     (page,) = json.loads(say(capsys, "pipeline", "--json", runs / "training"))
     assert len(page["pipeline"]) == 17
     assert page["bubble"]["time_balanced"] == pytest.approx(3 / 13)
@@ -713,7 +713,7 @@ def test_doctor_finds_a_profile_that_contradicts_itself(
     assert main(["doctor", "--json", str(path)]) == 1
     (page,) = json.loads(capsys.readouterr().out)
     assert [row["check"] for row in page["checks"] if not row["ok"]] == [
-        "stages cost what their bodies do"
+        "costs of stages match their bodies"
     ]
 
 
