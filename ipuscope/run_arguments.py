@@ -209,7 +209,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"what the plan must have: {', '.join(FIXED)} (may be repeated)",
+        help=f"values that the plan must have: {', '.join(FIXED)} (may be repeated)",
     )
     group.add_argument(
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
