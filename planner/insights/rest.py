@@ -70,7 +70,7 @@ def rest(
         others = f"; other insights cover {whole - cycles:,}" if whole > cycles else ""
         yield Insight(
             f"{_what(str(cause))} takes {percent(whole / total)} of {turn}",
-            f"It takes {whole:,} cycles of the critical path{others}. Of"
+            f"That is {whole:,} cycles of the critical path{others}. Of"
             f" {'the rest' if others else 'them'}, {_most(pieces)}.",
             _ACTION[str(cause)],
             "/timeline",
