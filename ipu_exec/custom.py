@@ -87,8 +87,8 @@ def custom_op(
     if entry is None:
         registered = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
         raise UsageError(
-            f"custom_op: nothing is known of {domain}.{name}; registered are {registered}. Shared"
-            " libraries for the IPU cannot be run here: say what it computes with"
+            f"custom_op: {domain}.{name} is not registered; registered are {registered}. Shared"
+            " libraries for the IPU cannot run here: define what it computes with"
             " ipu_exec.register_custom_op(name, domain, compute)"
         )
     if entry.operator is not None and isRunningOnIpu():

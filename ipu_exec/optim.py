@@ -119,7 +119,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
         logger.warning(
             "Optimizer `%s` subclassed from classes in poptorch.optim or torch.optim are unlikely"
             " to behave as intended. Poptorch does not run Python optimizer code directly: an IPU"
-            " runs its own of the class that was subclassed. Here the Python code is what runs",
+            " runs its own code for the class that was subclassed. Here the Python code runs",
             name,
         )
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -213,8 +213,8 @@ class Optimizer:
         if not {"ipu_state", "ipu_param"} <= set(state):
             raise Error(
                 "Only IPU optimizer states can be loaded onto the IPU. This one has no ipu_state"
-                " and ipu_param: it is of an optimiser of PyTorch's. To take its groups and states"
-                ' all the same, load {"ipu_state": None, "ipu_param": None, **state}'
+                " and ipu_param: a PyTorch optimiser made it. To take its groups and states all"
+                ' the same, load {"ipu_state": None, "ipu_param": None, **state}'
             )
         self._state_dict = {name: state[name] for name in ("ipu_state", "ipu_param")}
         self._ipu_groups = optimiser_state.settings(cast(torch.optim.Optimizer, self))
@@ -241,8 +241,8 @@ class Optimizer:
         self._ipu_loaded = optimiser_state.loaded(optimizer, self._ipu_names, given)
         if self._ipu_loaded is not None:
             logger.warning(
-                "the loaded ipu_param is not what the optimiser's groups say: the device trains"
-                " with ipu_param, until a setting of the groups changes"
+                "the loaded ipu_param differs from the optimiser's groups: the device trains with"
+                " ipu_param until a setting of the groups changes"
             )
         return True
 

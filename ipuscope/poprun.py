@@ -74,14 +74,12 @@ def poprun_parser() -> argparse.ArgumentParser:
     )
     add_version(parser)
     parser.add_argument("--num-instances", "-n", type=positive, default=1, metavar="I")
-    parser.add_argument("--num-replicas", "-r", type=positive, metavar="R", help="of all of them")
+    parser.add_argument("--num-replicas", "-r", type=positive, metavar="R", help="of all instances")
     parser.add_argument("--ipus-per-replica", type=positive, default=1, metavar="K")
     parser.add_argument("--num-local-instances", metavar="N", help="follows from the hosts")
     parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
     parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")
-    parser.add_argument(
-        "--offline-mode", nargs="?", const="yes", default="no", help="compile, and end there"
-    )
+    parser.add_argument("--offline-mode", nargs="?", const="yes", default="no", help="only compile")
     add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
     hidden = parser.add_argument_group("taken, without meaning on modelled IPUs")
     for name in _WITHOUT_MEANING:

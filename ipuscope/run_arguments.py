@@ -115,9 +115,9 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
     add_number(
         parser,
         "--num-ipus",
-        "put the script's Blocks on N IPUs, or its model's layers if it names none, as stages"
-        " and replicas, in the micro-batches that --plan N finds quickest (the script runs up"
-        " to its training twice)",
+        "put the script's Blocks (its model's layers, if it names none) on N IPUs with the"
+        " stages, replicas and micro-batches that --plan N finds quickest (the script runs"
+        " twice up to its training)",
     )
     words = "end when the training (else the inference) is compiled and its profile written"
     add_flag(parser, "--compile-only", words)
@@ -129,11 +129,11 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
             "compile only, with other settings: half, float, micro-batch=N, micro-batches=N (a"
             " weight update), replicas=N, recompute=yes|no, outputs=all|final|loss,"
             " state=on-chip|off-chip|in-parts, overlap (host I/O beside compute, in sharded"
-            " execution), with commas between"
+            " execution), separated by commas"
         ),
     )
     add_flag(parser, "--no-source", "leave the text of the script's files out of the profile")
-    add_flag(parser, "--lenient", "accept, with a warning, what PopTorch refuses and works here")
+    add_flag(parser, "--lenient", "accept, with a warning, what works here but PopTorch refuses")
     _add_sweep(parser)
     _add_plan(parser)
     _add_instances(parser)
@@ -142,7 +142,7 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         dest="module",
         nargs=argparse.REMAINDER,
         metavar="MODULE",
-        help="run a module, as python -m does; the words behind it are its own",
+        help="run a module, as python -m does; the arguments after it are its own",
     )
     parser.add_argument("script", nargs="?", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -191,7 +191,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--allow",
         default="",
         metavar="CHANGES",
-        help="plan once more with these changes, with commas between: half, outputs (the loss"
+        help="plan once more with these changes, separated by commas: half, outputs (the loss"
         " only), overlap (host I/O beside compute, one stage a replica)",
     )
     words = "samples of a weight update, over all replicas (default: the script's)"
@@ -200,14 +200,16 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--micro-batches", metavar="N,N", help="micro-batches to try, in samples of one replica"
     )
     group.add_argument(
-        "--proportions", metavar="X,X", help="proportions to try (default: its own, 0.2, 0.6)"
+        "--proportions",
+        metavar="X,X",
+        help="memory proportions to try (default: its own, 0.2, 0.6)",
     )
     group.add_argument(
         "--fix",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"what must be so: {', '.join(FIXED)} (may be repeated)",
+        help=f"values that the plan must have: {', '.join(FIXED)} (may be repeated)",
     )
     group.add_argument(
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
@@ -217,8 +219,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--write", metavar="FILE", help="save the plan: --placement FILE runs the script with it"
     )
-    add_flag(group, "--json", "print it as JSON")
-    add_flag(group, "--csv", "print a row a mapping as CSV")
+    add_flag(group, "--json", "print the plan as JSON")
+    add_flag(group, "--csv", "print the plan as CSV, a row for each mapping")
     add_number(group, "--workers", "processes that compile (default: 1)")
     group.add_argument(
         "--ray", metavar="ADDRESS", help="compile on a Ray cluster, or 'local': on this machine"
@@ -243,8 +245,8 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
     """Add ``--instances``, ``--replicas`` and torchrun's options for several hosts."""
     group = parser.add_argument_group("several instances of the script")
     add_number(group, "--instances", "processes of the script, on all hosts", "I")
-    add_number(group, "--replicas", "of all instances (default: one each)", "R")
-    add_number(group, "--ipus-per-replica", "told to the script", "K", default=1)
+    add_number(group, "--replicas", "replicas of all instances (default: one each)", "R")
+    add_number(group, "--ipus-per-replica", "passed on to the script", "K", default=1)
     group = parser.add_argument_group("instances on several hosts (torchrun's options)")
     add_rendezvous(group)
 
@@ -261,8 +263,8 @@ def add_rendezvous(group: argparse._ActionsContainer) -> None:
     add("rdzv-endpoint", default="", metavar="HOST:PORT", help="where the hosts meet")
     add("rdzv-id", default="", metavar="ID", help="the same on each host")
     add("rdzv-conf", default="", metavar="K=V,...", help="settings of the rendezvous")
-    add("master-addr", default="", metavar="HOST", help="of host 0 (static rendezvous)")
-    add("master-port", type=int, metavar="PORT", help="of host 0 (static rendezvous)")
+    add("master-addr", default="", metavar="HOST", help="address of host 0 (static rendezvous)")
+    add("master-port", type=int, metavar="PORT", help="port of host 0 (static rendezvous)")
     add("local-addr", metavar="HOST", help="this host, as the others reach it")
 
 
@@ -271,7 +273,7 @@ def numbers(name: str, text: str | None, kind: Callable[[str], float]) -> tuple[
     try:
         values = tuple(kind(word) for word in text.split(",")) if text else ()
     except ValueError:
-        raise QuestionError(f"{name} takes numbers with commas between, not {text!r}") from None
+        raise QuestionError(f"{name} takes numbers separated by commas, not {text!r}") from None
     if any(number <= 0 for number in values):
         raise QuestionError(f"{name} takes numbers above 0, not {text!r}")
     return values  # type: ignore[return-value]
@@ -283,7 +285,7 @@ def _check_plan(args: argparse.Namespace) -> None:
         if name not in CHANGES:
             raise QuestionError(f"--allow {name!r}: there are {', '.join(CHANGES)} to allow")
     if changes(args) and (args.json or args.csv):
-        raise QuestionError("--allow makes a plan for each: --json and --csv print one plan")
+        raise QuestionError("--allow makes several plans, and --json and --csv print one plan")
     fixed = parse_fixed(args.fix)
     overlap = "overlap" in (*changes(args), *(args.levers or "").split(","))
     if overlap and fixed.get("p", 1) > 1:

@@ -176,8 +176,8 @@ def of_two(report: Report, things: str) -> list[str]:
     if not (within := likely(report)):
         return []
     return [
-        f"Cycles on hardware are {within}. Two {things} share most of that error: which is quicker"
-        " is surer than by how much."
+        f"Cycles on hardware are {within}. Two {things} share most of that error, so which of them"
+        " is quicker is more certain than by how much."
     ]
 
 

@@ -200,8 +200,8 @@ def _insights(report: Report) -> Section:
         for one in changes
     ]
     note = (
-        f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
-        " of the fullest tile; ≤ marks a bound, ~ an estimate. What takes another batch is last."
+        f"Gains are cycles {analysis.turn(report)}, by the schedule after the change, or bytes of"
+        " the fullest tile; ≤ marks a bound, ~ an estimate. Changes of the batch come last."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
 

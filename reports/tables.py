@@ -322,7 +322,7 @@ def _print_table(paper: _Paper, table: Table) -> None:
     if rest := len(rows) - len(shown):
         paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
     if gone := [one.title.replace("\n", " ") for one in table.columns if one not in kept]:
-        paper.write((f"No room for {', '.join(gone)}: --json has all.", "dim"))
+        paper.write((f"Left out, too wide: {', '.join(gone)}. --json has all.", "dim"))
     if table.note:
         paper.write((table.note, "dim"))
 

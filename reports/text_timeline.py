@@ -249,7 +249,7 @@ def timeline(
             ((name.ljust(label), ""), *one) for name, one in zip(names, drawn_once, strict=False)
         ]
     if folds:
-        lines.append(((f"Equal lanes are one: --each prints all {len(ipus)}.", "dim"),))
+        lines.append(((f"Equal lanes are drawn once: --each prints all {len(ipus)}.", "dim"),))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         lines.append(ruled("slowest", [str(ipu) for ipu in cycles["slowest_ipu"]]))

@@ -135,7 +135,7 @@ def _refusal(guard: Guard) -> Response | None:
         )
     origin = request.headers.get("Origin")
     if origin is not None and not _is_own(origin):
-        return _plain("This viewer answers its own pages only, and this request is another's.", 403)
+        return _plain("This viewer answers only its own pages: this request is from another.", 403)
     length = request.content_length
     if length is not None and length > MAX_BODY_BYTES:
         return _plain(f"A request may have {MAX_BODY_BYTES:,} bytes, and this has {length:,}.", 413)

@@ -154,8 +154,8 @@ def _replace_their_loader() -> None:
 def _warn(path: object) -> None:
     print(
         f"ipu-run: warning: {path} is code of custom operators for IPUs, and is left out. RemapCE,"
-        " ExpMovAvg and CopyTensor work without; what another one computes,"
-        " ipu_exec.register_custom_op(name, domain, compute) says",
+        " ExpMovAvg and CopyTensor work without it; define what another one computes with"
+        " ipu_exec.register_custom_op(name, domain, compute)",
         file=sys.stderr,
     )
 

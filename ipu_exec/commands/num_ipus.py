@@ -129,7 +129,7 @@ def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     ipus_of = [stage.ipu for stage in mapping.stages for _ in stage.blocks]
     what = "these lines put them into the script"
     if len(blocks) > _MOST_BLOCK_LINES:
-        what = f"it has {len(blocks)} parts to begin one, of which these lines begin the stages"
+        what = f"{len(blocks)} of its parts may begin one, and these lines begin the stages"
         blocks = [stage.blocks[0] for stage in mapping.stages]
         ipus_of = [stage.ipu for stage in mapping.stages]
     elif len(mapping.stages) == 1:
@@ -148,4 +148,4 @@ def _script_lines(made: Plan, training: bool) -> Iterator[str]:
     yield from (f"  {line}" for line in shown)
     some = mapping.recomputation != "none" and not mapping.again
     if some or "off chip in" in mapping.state:
-        yield "ipu-run: and what some stages recompute or keep off the chip, as --tune writes it"
+        yield "ipu-run: some stages also recompute or keep state off the chip: --tune writes how"

@@ -217,7 +217,7 @@ def run_program(
     at_the_first_step_of_training(str(program))
     try:
         with waiting_for_output(
-            f"ipu-run: {program} runs, and wrapped no model yet", anything_wrapped
+            f"ipu-run: {program} runs and has wrapped no model yet", anything_wrapped
         ):
             exec(compile(program.source, program.file, "exec"), main.__dict__)
     except SystemExit as end:

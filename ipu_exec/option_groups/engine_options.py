@@ -73,7 +73,7 @@ def warn_of_engine_options(engine: Mapping[str, Any]) -> None:
     if str(engine.get(_TARGET, "cycles")).lower() != "cycles":
         warn_once(
             f"the engine option {_TARGET} is recorded in the profile, but not honoured: exchanges"
-            " are those that take the fewest cycles, so code of exchanges may be more here"
+            " take the fewest cycles, so the code of exchanges may be larger here"
         )
 
 

@@ -72,7 +72,7 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     for line in notes:
         _print_wrapped(line, "- ", "  ", console)
     if plan.left_out:
-        console.print("not looked into:")
+        console.print("not tried:")
     for line in plan.left_out:
         _print_wrapped(line, "  ", "    ", console)
     cached = f", {plan.cached} from the disk" if plan.cached else ""

@@ -166,13 +166,13 @@ def _loads_beside(
         return False
     missing = ""
     if not strategy.pipelined_phases:
-        missing = "that is for PipelinedExecution with Phases"
+        missing = "I/O tiles do so in PipelinedExecution with Phases only"
     elif not options.num_io_tiles:
-        missing = "there are none: set some aside with TensorLocations.numIOTiles(32), to 192"
+        missing = "there are no I/O tiles: set 32 to 192 aside with TensorLocations.numIOTiles(32)"
     elif micro_batches < LEAST_BESIDE:
         missing = (
-            f"that takes at least {LEAST_BESIDE} micro-batches: see Training.gradientAccumulation"
-            " (in inference deviceIterations)"
+            f"I/O tiles need at least {LEAST_BESIDE} micro-batches: see"
+            " Training.gradientAccumulation (in inference deviceIterations)"
         )
     if missing:
         warn_once(

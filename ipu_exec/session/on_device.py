@@ -274,7 +274,7 @@ class OnDevice:
         if self._host_is_behind and not self._device.differing(host):
             logger.warning(
                 "copyWeightsToDevice: the model was trained since, and nothing was written to its"
-                " weights. On an IPU the ones that the host had before overwrite the trained ones:"
+                " weights. On an IPU, the host's older weights would overwrite the trained ones:"
                 " call copyWeightsToHost() first. Here the trained weights are kept"
             )
         self._host_is_behind = False
@@ -487,7 +487,7 @@ def _own_options(given: Options | None, training: bool, model: torch.nn.Module) 
         given._freeze()
     if is_for_another(options, model):
         logger.warning(
-            "the placement %s is of another model: %s keeps what the script says",
+            "the placement %s is for another model: %s keeps the stages of the script",
             options.placement,
             type(model).__name__,
         )

@@ -116,7 +116,7 @@ def way_to_fit(
     if any(one.of_code for one in basis.memory_with(Levers())):
         others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
         words = (
-            f"Its code is too large{where}. Only a compile tells how much code other settings need"
+            f"Its code is too large{where}. Only a compile shows how much code other settings need"
         )
         words += f" (try ipu-run --with {' or --with '.join(others)})." if others else "."
     if not basis.can_split:
@@ -154,14 +154,12 @@ def _changes_in_words(basis: Basis, ipus: int, compiled: Callable[[Levers], bool
     if compiled is not None:
         tried = [one for one in (fewer, sure) if one is not None]
         came = next(filter(compiled, tried), None)
-        how = (
-            "It fits, compiled with the fewest changes" if came else f"{how}, and compiled does not"
-        )
+        how = "It compiles with the fewest changes" if came else f"{how}, but it does not compile"
         sure, fewer = came or sure, None
     for one, words in (sure, how), (fewer, "Fewer may do" if sure else "It may do"):
         if one is not None:
             number = len(set(one.split.ipus)) if one.split is not None else made.num_ipus
-            tells = "Whether it fits, this tells" if one is fewer else "This compiles them"
+            tells = "This shows whether it fits" if one is fewer else "This compiles them"
             command = command_line(made, argument(one), number)
             said += f" {words}: {title(basis, one)}. {tells}: {command}"
     return said.lstrip()

@@ -176,8 +176,8 @@ def _notes(basis: Basis) -> Iterator[str]:
         these, are = ("Micro-batches", "are") if len(sizes) > 1 else ("A micro-batch", "is")
         yield (
             f"{these} of {listed([f'{size:,}' for size in sizes], _NAMED)} {are} more than"
-            f" {RATIOS[-1]:g} times off the profile's {basis.micro_batch:,}, too far to be"
-            f" estimated: only a compile tells (ipu-run {how})."
+            f" {RATIOS[-1]:g} times larger or smaller than the profile's {basis.micro_batch:,}, too"
+            f" far to estimate: compile to know (ipu-run {how})."
         )
 
 

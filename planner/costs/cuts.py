@@ -190,7 +190,7 @@ def even_runs(work: np.ndarray, count: int) -> tuple[int, ...]:
     ``work``: cycles of each Block. ValueError if there are fewer Blocks than runs.
     """
     if count > len(work):
-        raise ValueError(f"{count} stages need as many Blocks; the model has {len(work)}")
+        raise ValueError(f"{count} stages need {count} Blocks; the model has {len(work)}")
 
     def begins(most: int) -> list[int]:
         starts, spent = [0], 0

@@ -250,9 +250,9 @@ def check(report: Report) -> None:
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(
-            f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
-            " sharded execution only. ipu-run --plan compiles and predicts other phases;"
-            " ipu-report advise has the levers that move no Blocks"
+            f"{report.path} was phased: splits are predicted for pipelines and sharded execution"
+            " only. ipu-run --plan compiles and predicts other phases; ipu-report advise shows the"
+            " levers that move no Blocks"
         )
     empty = sorted(set(range(len(report.stages))) - set(report.blocks["stage"].tolist()))
     if empty:

@@ -81,7 +81,7 @@ def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str,
 def _other_split(
     title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
 ) -> Insight:
-    action = "to use that split, ipu-report rebalance -o FILE writes it as a placement file"
+    action = "to use that split, write a placement file: ipu-report rebalance -o FILE"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return Insight(title, detail, action, where, gain, change=change, waits=waits)
@@ -98,8 +98,8 @@ def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
         return []
     fewer, less = _in_words(costs, present, best)
     detail = (
-        "IPUs take turns: the work of all stages counts, however even they are, and what they hand"
-        f" on. The quickest split{fewer} {less}."
+        "IPUs take turns: the work of all stages counts, however even they are, and the copies"
+        f" between them. The quickest split{fewer} {less}."
     )
     title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
     waits = Waits(causes=("copy between IPUs",))
@@ -126,7 +126,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
         code.append(f"options.{'Training.' if costs.training else ''}{name}({many})")
     detail = (
         f"In sharded execution one IPU works at a time: {turn(costs)} lasts as long as all stages"
-        " and what they hand on take together. As a pipeline, each stage works on another"
+        " and the copies between them together. In a pipeline each stage works on another"
         f" micro-batch: {gain:,} cycles less for the same samples."
     )
     return [
@@ -217,13 +217,13 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
             continue
         ipu, former = together.ipus[-1], present.assignment.ipus[-1]
         detail = (
-            f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
-            f" {former}: {units.size(nbytes)} and its gradient go through every stage between them,"
-            f" in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both on IPU"
-            f" {ipu} {turn(costs)} takes {gain:,} cycles less."
+            f"{costs.names[home]} keeps it on IPU {ipu} and {costs.names[reader]} reads it on IPU"
+            f" {former}: its {units.size(nbytes)} and its gradient pass through every stage between"
+            f" them in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both"
+            f" Blocks on IPU {ipu}, {turn(costs)} takes {gain:,} cycles less."
         )
         action = (
-            f"Begin {costs.names[reader]} as a stage of its own on IPU {ipu}, behind the others:"
+            f"Make {costs.names[reader]} a stage of its own on IPU {ipu}, after the others:"
             f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
         )
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
@@ -252,14 +252,14 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
         instead += f" ({other_samples(samples, samples * _MORE_MICRO_BATCHES)})"
     parts: list[tuple[str, int, str, str, int, tuple[PipelinePhase, ...]]] = []
     if ramps:
-        why = f"For {ramps:,} cycles the pipeline fills or drains, and not all IPUs have work."
+        why = f"The pipeline fills or drains for {ramps:,} cycles, and some IPUs have no work then."
         phases = (PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)
         parts.append(("ramp-up and ramp-down take", ramps, why, "them", of_ramps, phases))
     if update and of_update > 0 and costs.training:
-        why = f"All-reduce, optimiser and its state take {update:,} cycles, however many"
+        why = f"All-reduce, the optimiser and its state take {update:,} cycles, however many"
         why = f"{why} micro-batches there are."
         phase = (PipelinePhase.UPDATE,)
-        parts.append(("the weight update at its end takes", update, why, "it", of_update, phase))
+        parts.append(("the update phase takes", update, why, "it", of_update, phase))
     return [
         Insight(
             f"{title} {taken / max(1, present.total):.0%} of {turn(costs)}",
@@ -285,8 +285,8 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     each = "with each micro-batch"
     if streams.overlapped:
         detail = (
-            "What I/O tiles move takes longer than the work beside it, or comes before the first"
-            " and after the last."
+            "The I/O tiles take longer than the work that they run beside, or move data before the"
+            " first work and after the last."
         )
     elif streams.out_once:
         detail = (
@@ -304,7 +304,7 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         f" {cycles / max(1, now):.0%} of it"
     )
     waits, detail = Waits(causes=("host I/O",)), f"{detail} {_largest_transfers(report)}".strip()
-    less = "Make inputs smaller (dtypes, sizes), or on the device"
+    less = "Make inputs smaller (dtypes, sizes), or create them on the device"
     return [Insight(title, detail, less, "/timeline", cycles, at_most=True, waits=waits)]
 
 
@@ -383,7 +383,7 @@ def padding(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         findings.append(
             Insight(
                 f"{row['name']} copies channels with their padding",
-                "Those that it sums are not in whole groups of 16 (fp32: 8). The copy of the last"
+                "It sums channels that do not fill groups of 16 (fp32: 8). The copy of the last"
                 f" group takes {cycles:,} cycles a micro-batch.",
                 "Pad them to a multiple of 16 in the model: tokens, words or features",
                 f"/costs?op={op_id}",

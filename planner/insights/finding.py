@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ipuscope.profiler.report import Report
 
 
-MOST_IN = "The line with most of it is"
+MOST_IN = "The line with the largest share is"
 
 
 @dataclass(frozen=True)

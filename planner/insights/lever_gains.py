@@ -121,7 +121,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     yield Insight(
         f"{words} would be quicker, but does not fit",
         f"{times:.2f} times the samples a second{' (an estimate)' * one.estimate}; {one.memory}.",
-        "Make room first: ipu-report tile says what the tile holds",
+        "Make room first: ipu-report tile shows what the tile holds",
         f"/memory?ipu={one.ipu}",
     )
 
@@ -134,15 +134,15 @@ def _error(advice: Advice, present: Advice) -> str:
 
 
 def _is_open(advice: Advice) -> str:
-    return "" if advice.surely else f" Whether it fits is open ({advice.memory})."
+    return "" if advice.surely else f" It may not fit ({advice.memory})."
 
 
 def _room(advice: Advice, for_what: str) -> str:
     """Whether there is room for what a lever adds."""
-    extent = f"the largest extent is {units.size(advice.fullest)} then"
+    extent = f"the largest extent would be {units.size(advice.fullest)}"
     if advice.surely:
         return f"There is room {for_what}: {extent}."
-    return f"Whether there is room {for_what} is open ({advice.memory}): {extent}."
+    return f"There may be no room {for_what} ({advice.memory}): {extent}."
 
 
 def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
@@ -175,8 +175,8 @@ def no_blocks(report: Report) -> Iterator[Insight]:
         return
     yield Insight(
         "the model has no Blocks",
-        "With a Block around each part, insights also say how to split it over IPUs; ipu-run --tune"
-        " N SCRIPT finds the fastest mapping onto N IPUs without any.",
+        "With a Block around each part, insights also say how to split it over IPUs. ipu-run --tune"
+        " N SCRIPT finds the fastest mapping onto N IPUs without Blocks.",
         "write this for each part before the model is wrapped",
         "/",
         code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),

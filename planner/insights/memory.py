@@ -108,7 +108,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
     total = int(_states(report).groupby("ipu")["bytes"].sum().max())
     title = f"optimiser state takes {units.size(size)} of a tile of IPU {ipu}"
     detail = (
-        "It is needed once a weight update. Off the chip, to read and write"
+        "It is needed once a weight update. Off the chip, reading and writing the"
         f" {units.size(total)} of the IPU with most would cost {cost:,} cycles an update,"
         f" {share:.1%} of one, and take {units.size(freed)} off its largest extent."
     )

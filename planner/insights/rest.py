@@ -22,8 +22,8 @@ _WORTH = 0.01  # of the path: smaller causes are not mentioned
 
 _ACTION = {
     "compute": (
-        "Only more hardware or less work makes it shorter: more replicas for more samples a second,"
-        " more IPUs with smaller stages, smaller operators"
+        "Only more hardware or less work shortens it: more replicas for more samples a second, more"
+        " IPUs with smaller stages, or smaller operators"
     ),
     "exchange on chip": (
         "Larger micro-batches move weights less often; availableMemoryProportion lets products"
@@ -32,7 +32,7 @@ _ACTION = {
     "sync": "Use fewer, larger steps: larger micro-batches or fewer stages",
     "stash": "Keep less between forward and backward: fewer stages, or checkpoints in other places",
     "copy between IPUs": (
-        "Begin stages where less is handed on, or put those that exchange most on one IPU"
+        "Begin stages where less data crosses, or put the stages that exchange most on one IPU"
     ),
     "collective over replicas": "Use more gradient accumulation, or fewer replicas",
     "collective over shards": (
@@ -67,11 +67,11 @@ def rest(
         if cycles < _WORTH * total or str(cause) not in _ACTION:
             continue
         whole = int(path.loc[path["cause"] == cause, "cycles"].sum())
-        others = f"; other insights speak of {whole - cycles:,}" if whole > cycles else ""
+        others = f"; other insights cover {whole - cycles:,}" if whole > cycles else ""
         yield Insight(
             f"{_what(str(cause))} takes {percent(whole / total)} of {turn}",
-            f"{whole:,} cycles of the critical path{others}. Of {'the rest' if others else 'them'},"
-            f" {_most(pieces)}.",
+            f"That is {whole:,} cycles of the critical path{others}. Of"
+            f" {'the rest' if others else 'them'}, {_most(pieces)}.",
             _ACTION[str(cause)],
             "/timeline",
             _bound(str(cause), cycles, costs, present),

@@ -94,7 +94,7 @@ def _sizes(basis: Basis, allowed: Allowed) -> list[int]:
 
 def _about_size(basis: Basis, value: int) -> tuple[str, str, Waits]:
     detail = (
-        f"With {value}, more samples share what each step takes to start and the weights that it"
+        f"With {value}, more samples share the start-up cost of each step and the weights that it"
         " moves."
         if value > basis.micro_batch
         else f"With {value}, tiles need less memory at a time."
@@ -135,9 +135,9 @@ def _recompute_line(basis: Basis, value: bool) -> str:
 
 def _about_recomputation(basis: Basis, value: bool) -> tuple[str, str, Waits]:
     if value:
-        detail = "With recomputation, stages keep fewer activations for the backward."
+        detail = "With recomputation, stages keep fewer activations for the backward pass."
         return "stages keep all their activations", detail, Waits(causes=("stash",))
-    title = "stages run their forward again before the backward"
+    title = "stages run their forward pass again before the backward pass"
     return title, f"{_ROOM}to keep it all", Waits(causes=WORK, directions=("recompute",))
 
 
@@ -203,8 +203,8 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: "model.half()  # and inputs.half() where they are floats",
             lambda basis, value: (
                 "the weights are float32",
-                "In float16 matrix units multiply up to 4 times as fast, vector units twice, and"
-                " half the bytes move.",
+                "In float16, matrix units are up to 4 times as fast, vector units twice, and half"
+                " the bytes move.",
                 Waits(causes=(*WORK, *_ON_LINKS)),
             ),
             lambda basis, allowed: [True] if basis.sizes.halves and allowed.half else [],
@@ -237,7 +237,7 @@ LEVERS: dict[str, Lever] = {
             lambda basis, value: f"options.replicationFactor({value})",
             lambda basis, value: (
                 f"the IPUs have {units.count(basis.replicas, 'replica')} of the model",
-                f"With {value}, each is on {'fewer' if value > basis.replicas else 'more'} IPUs.",
+                f"With {value}, each takes {'fewer' if value > basis.replicas else 'more'} IPUs.",
                 Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
             ),
         ),
@@ -255,8 +255,8 @@ LEVERS: dict[str, Lever] = {
             _outputs,
             _outputs_line,
             lambda basis, value: (
-                "outputs that the host need not read go there",
-                "Each keeps the IPUs waiting.",
+                "the host is sent outputs that it need not read",
+                "The IPUs wait for each of them.",
                 Waits(causes=("host I/O",)),
             ),
             _fewer_outputs,

@@ -132,8 +132,8 @@ def walk(state: State, keys: Sequence[Key], price: Callable[[State, Sequence[Key
             if state.stopped
             else "no setting that needs less memory fits"
             if state.best is None
-            else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
-            " --micro-batches and --proportions try what they name"
+            else f"their neighbours are more than {1 - _NEAR:.0%} slower than the best; to try"
+            " them, name them with --micro-batches and --proportions"
         )
         state.left_out.append(f"{len(left)} more ({_some(left)}): {why}")
 

@@ -107,7 +107,7 @@ def _against_own(plan: Plan) -> Iterable[str]:
     if own is None:
         return
     if own is best:
-        yield "it is the script's own mapping: nothing that was found is better"
+        yield "it is the script's own mapping: the search found nothing better"
     elif not own.runs:
         problem = own.obtained.problem if own.obtained is not None else ""
         yield f"the script's own mapping does not run: {problem}"
@@ -158,9 +158,9 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: this is the best of what was searched by then"
     if plan.exact:
         return (
-            f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
-            f" split, p and r{_fixed(plan.question)} and every way to save memory was looked at or"
-            " ruled out by a lower bound"
+            f"exact for the costs of {count(plan.compiles, 'compile')}: with one stage an IPU,"
+            f" every split, p and r{_fixed(plan.question)} and every way to save memory was tried"
+            " or ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -170,9 +170,9 @@ def what_costs_say(plan: Plan, costs: Costs) -> Iterable[str]:
     host = plan.best.shares["host"]
     if host >= _MUCH_HOST_IO and costs.streams.waited_for:
         yield (
-            f"{_percent(host)} of the time waits for host I/O: --tune {plan.question.ipus} --allow"
-            " overlap plans one stage a replica, where I/O tiles move it beside the work of another"
-            " device iteration"
+            f"the IPUs wait {_percent(host)} of the time for host I/O: --tune {plan.question.ipus}"
+            " --allow overlap plans one stage a replica, where I/O tiles move it beside the work of"
+            " another device iteration"
         )
     ties, stages = costs.cuts.ties, plan.best.mapping.stages
     for one in ties.parted([stage.ipu for stage in stages for _ in stage.blocks]):
@@ -183,7 +183,7 @@ def what_costs_say(plan: Plan, costs: Costs) -> Iterable[str]:
         if ipu in ipus[:stage]:
             names = ", ".join(ties.names)
             tied = f", with the tied weight {names}" if names else ""
-            yield f"stage {stage} is on IPU {ipu} again{tied}: quicker so"
+            yield f"stage {stage} is on IPU {ipu} again{tied}, which is quicker"
 
 
 def _percent(share: float) -> str:
@@ -308,7 +308,7 @@ def _enough_ipus(every: list[Priced], question: Question) -> str:
     """The fewest IPUs onto which one fits, doubling them."""
     ipus = question.ipus
     if "p" in question.fixed:  # where other Blocks share its IPU a Block alone is not known
-        return f"Another p than {question.fixed['p']}, which is fixed, may fit."
+        return f"Another p than the fixed {question.fixed['p']} may fit."
     while ipus < 256:
         ipus *= 2
         more = replace(question, ipus=ipus, fixed={})

@@ -82,7 +82,7 @@ class State:
 
     def leave_out(self, key: Key, same: Key) -> None:
         """Leave a memory proportion out: it gives the costs of another."""
-        why = f"Blocks cost what they do with a proportion of {same.proportion:g}"
+        why = f"Blocks cost the same as with a proportion of {same.proportion:g}"
         self.left_out.append(f"{key}: {why}")
 
     def tell(self, what: str) -> None:

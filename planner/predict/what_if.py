@@ -398,8 +398,8 @@ def _passed_on(costs: Costs, assignment: Assignment) -> list[str]:
             most = (2 if costs.training else 1) * int(nbytes.max()) / 1024
             through = f"IPU{'s' * (len(ipus) > 1)} {listed(list(map(str, ipus)), _MOST_NAMED)}"
             passed.append(
-                f"{name} travels through {through}: up to {most:,.1f} KiB of their tiles while IPUs"
-                " exchange. It does not travel if the Blocks that read it are on one IPU"
+                f"{name} travels through {through}: up to {most:,.1f} KiB of a tile there while"
+                " IPUs exchange. It does not travel if the Blocks that read it are on one IPU"
                 " (--together tied)"
             )
     return passed
@@ -442,7 +442,7 @@ def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) ->
         f"{ipus} IPUs are not a power of two: {attached} are attached, {attached - ipus} of them"
         " idle"
     )
-    by_hand = f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"
+    by_hand = f"{idle}, which needs autoRoundNumIPUs(True): a placement file sets it"
     return [*notes, idle if costs.rounds else by_hand]
 
 

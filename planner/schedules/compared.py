@@ -23,12 +23,12 @@ from ipuscope.profiler.timeline.schedule_types import Schedule
 
 RUNS_TODAY = "poptorch"
 ASSUMES = (
-    "Cycles in steps let all IPUs meet after every step, as PopART's programs do; free lets each"
-    " IPU wait only for what it reads, with copies beside the work, which takes a runtime that"
-    " nobody has for IPUs. Costs of stages are the profile's; a pair that overlaps on a GPU runs"
-    " in turn. What a micro-batch saves stays until its gradients of weights are made; each stash"
-    " costs the cycles that PopTorch's does. Virtual stages are the Blocks in as many runs, the"
-    " longest as short as possible."
+    "'In steps', all IPUs meet after every step, as in PopART's programs. 'Free', each IPU waits"
+    " only for what it reads, and copies run beside the work: no runtime for IPUs can do that."
+    " Costs of stages are the profile's; a pair that overlaps on a GPU runs in turn. The tensors"
+    " that a micro-batch saves stay until its weight gradients are made; each stash costs the"
+    " cycles that PopTorch's does. Virtual stages cut the Blocks into consecutive runs, the longest"
+    " as short as possible."
 )
 
 

@@ -89,9 +89,9 @@ class Split:
     def verdict(self) -> str:
         """What has been proven about it, as half a sentence."""
         if self.proven:
-            return "by these costs the quickest onto these IPUs: all were looked at or ruled out"
+            return "no split onto these IPUs is quicker by these costs: all were tried or ruled out"
         gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
-        return f"not proven to be the quickest: one that takes up to {gap} less may exist"
+        return f"not proven to be the quickest: a split that takes up to {gap} less may exist"
 
 
 @in_one_thread

@@ -279,7 +279,7 @@ def about(of: Facts) -> list[Fact]:
         Fact("tiles_per_ipu", target.tiles_per_ipu),
         Fact("clock_hz", target.clock_hz),
         Fact("strategy", of.strategy),
-        Fact("stages", of.stages, "model on it", on_it),
+        Fact("stages", of.stages, "compiled to", on_it),
         Fact("micro_batch", of.micro_batch, "batch", _batch(of)),
         Fact("gradient_accumulation", of.accumulation),
     ]
@@ -330,7 +330,7 @@ def memory(of: Fullest | None) -> list[Fact]:
     if of is None:
         return []
     doubt = f"; {of.doubt}" if of.doubt else ""
-    words = f"{units.size(of.used)} on IPU {of.ipu}, {units.percent(of.share)} of it{doubt}"
+    words = f"{units.size(of.used)} on IPU {of.ipu}, {units.percent(of.share)} full{doubt}"
     return [Fact("fullest_bytes", of.used, "fullest tile", words), Fact("memory_doubt", of.doubt)]
 
 
@@ -346,10 +346,9 @@ def _replicas(of: Facts) -> str:
     who = f" ({of.shared})" if of.shared.instances > 1 else ""
     if of.shards > 1:
         count = units.count(target.num_replicas, "replica")
-        verb = "are" if target.num_replicas > 1 else "is"
         return (
-            f", {of.shards} of which share the tensors of a stage and are shown as one: a pipeline"
-            f" of {each}, of which there {verb} {count}{who}"
+            f" as {count} of a pipeline of {each}{who}, in which each IPU shown stands for"
+            f" {of.shards} that share the tensors of a stage"
         )
     if target.num_replicas > 1:
         return f" as {target.num_replicas} replicas of {each}{who}"
@@ -383,7 +382,7 @@ def _doubt(of: Speed) -> list[Fact]:
     words = confidence.Confidence(low, high).words
     if of.unmeasured:
         share = f"{of.unmeasured:.0%}"
-        words += f"; {share} are of operators that nobody measured, judged by likeness"
+        words += f"; {share} are of operators without a measurement, judged by similar ones"
     return [Fact("likely_error", round(of.error, 4), "cycles are", words)]
 
 

@@ -70,7 +70,7 @@ class Regions:
         if not many:
             return "No two of these are built alike in this profile."
         kinds = units.count(len(self.groups), "group")
-        return f"{many:,} in {kinds} built alike; slower than the median of their group: {slow:,}."
+        return f"{many:,} in {kinds} are built alike; {slow:,} slower than their group's median."
 
 
 def regions(report: Report, by: str) -> Regions:

@@ -22,7 +22,7 @@ Ipus = Sequence[int] | np.ndarray
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _TASKS_AT_ONCE = 500  # whose steps are unrolled together
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
-PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
+PREDICTED_NOTE = "Predicted: no call was profiled, so this is the compiled schedule of a call."
 
 
 class Trace:

@@ -3,9 +3,9 @@
 Micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies and the
 split: each alone, and all together, ranked by predicted samples a second under the memory. The
 samples of a weight update and the precision stay as they are unless --allow names them.
-'~' marks estimates, '±' (or '-' and '+') what they may be off. --check SCRIPT compiles the script
-with each of them and reports the results; ipu-run --tune N SCRIPT goes on by compiles until nothing
-gains. The script itself is not changed.
+'~' marks estimates, '±' (or '-' and '+') their possible error. --check SCRIPT compiles the script
+with each of them and reports the results; ipu-run --tune N SCRIPT compiles on until nothing gains.
+The script itself is not changed.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow",
         default="",
         metavar="CHANGES",
-        help="what may change of the training: half (the precision), samples (up to 32 times as"
-        " many a weight update), or both: half,samples. Without, both stay as they are",
+        help="what may change in the training: half (the precision), samples (up to 32 times as"
+        " many a weight update), or both: half,samples. By default neither changes",
     )
     common.add_number(parser, "--samples", "allow up to N samples a weight update", default=0)
     common.add_top(parser, 8)
@@ -219,7 +219,7 @@ def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[c
         return []
     return [
         say(
-            f"The training stays as it is. With other training ({changes}) the best would be"
+            f"This leaves the training as it is. If it may change ({changes}), the best would be"
             f" {best.rate} samples a second: --allow half,samples shows it."
         )
     ]
@@ -233,7 +233,7 @@ def _tune(report: common.Report) -> list[common.Lines]:
 
     made, shards = Provenance.of(report), shards_of(report)
     words = ["ipu-run", "--tune", str(report.target.num_ipus * shards), *made.program]
-    what = "Memory proportions and how each stage saves memory only compiles can compare"
+    what = "Only compiles can compare memory proportions and how each stage saves memory"
     return [say(f"{what}: {shlex.join(words)}")]
 
 
@@ -350,7 +350,7 @@ def _verdict(
     if rate <= now:
         return ["None of the compiles in the table is faster than the profile."]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
-    words = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
+    words = f"The fastest compile reaches {_per_second(rate)} samples a second{times}"
     command = _command(args, basis, advices[number].levers, f"{_ADVICE}{number + 1}")
     return [f"{words}: that is advice {number + 1}.", command]
 
@@ -363,12 +363,12 @@ def _command(args: argparse.Namespace, basis: Basis, pulled: Levers, folder: str
 
     made, levers = Provenance.of(basis.report), argument(pulled)
     if pulled.split is None and not made.placement:
-        return f"Compiled so, with the script as it is: {command_line(made, levers, 0, args.check)}"
+        return f"To compile so, the script unchanged: {command_line(made, levers, 0, args.check)}"
     if args.output is not None:
         words = ["ipu-run", "--placement", str(args.output / folder / PLACEMENT)]
         words += ["--with", both] if (both := merged(made.levers, levers)) else []
-        return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"
-    keep = "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
+        return f"To compile so, the script unchanged: {shlex.join([*words, *args.check])}"
+    keep = "-o DIR keeps its placement file, with which `ipu-run` runs the script unchanged."
     if pulled.split is not None or not made.num_ipus:
         return keep
-    return f"{keep} Planned anew: {command_line(made, levers, 0, args.check)}"
+    return f"{keep} To plan again: {command_line(made, levers, 0, args.check)}"

@@ -69,7 +69,7 @@ def add_profiles(parser: argparse.ArgumentParser) -> None:
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """A single PROFILE argument; a directory with training and inference means the training."""
     parser.add_argument(
-        "profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory of one"
+        "profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory with one"
     )
 
 
@@ -97,7 +97,7 @@ def add_form(parser: argparse.ArgumentParser, top: int = 0) -> None:
 
 def add_each(parser: argparse.ArgumentParser) -> None:
     """Add ``--each``, a row for each of many stages or IPUs."""
-    add_flag(parser, "--each", "every IPU or stage, not one for all that are alike")
+    add_flag(parser, "--each", "every IPU or stage, not one row for all that are alike")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +307,7 @@ def each_profile(
                 errors.setdefault(words.replace(str(path), ""), []).append(words)
                 failed = max(failed, getattr(error, "code", UNREADABLE))
     for first, *alike in errors.values():
-        more = f" ({len(alike):,} more of these profiles: the same.)" if alike else ""
+        more = f" (The same holds for {len(alike):,} more of these profiles.)" if alike else ""
         print(f"ipu-report: error: {one_line(first)}{more}", file=sys.stderr)
     if pages:
         print_pages(pages, args.form, named=not _named(args.profiles, paths))

@@ -4,8 +4,8 @@ The differences in what each waits for add up to the whole difference; operators
 name.
 
 --fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3%
-longer in B. Times of a model that was only compiled are those of its schedule. What cannot be
-compared fails too and says why: no rule passes for want of a number, or where only A fits.
+longer in B. Times of a model that was only compiled are those of its schedule. A rule that cannot
+be checked fails and says why, as does any rule where only A fits.
 """
 
 from __future__ import annotations

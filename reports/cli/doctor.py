@@ -1,4 +1,4 @@
-"""Check a profile for damage: that it is whole, and its tables agree. Exit code 1 where not.
+"""Check a profile for damage: that it is whole, and its tables agree. Exit code 1 if not.
 
 Reads everything in it: every table, the memory of every IPU, the execution of every run. Large
 tables are there as rows, for SQL, and packed, for our own commands: both are compared unless the
@@ -51,11 +51,11 @@ def _checks(report: common.Report, every_row: bool) -> Iterator[tuple[str, str]]
             "the run finished",
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
         ),
-        ("its bytes are those that were written", _bytes),
+        ("no byte has changed since it was written", _bytes),
         ("every table can be read", _tables),
-        ("packed columns are what rows say", lambda r: _packed(r, every_row)),
-        ("rows refer to what is there", _rows),
-        ("stages cost what their bodies do", _stages),
+        ("packed columns match their rows", lambda r: _packed(r, every_row)),
+        ("rows refer to rows that exist", _rows),
+        ("costs of stages match their bodies", _stages),
         ("memory of every IPU can be read", _memory),
         ("no tile is too full", _overflow),
         ("IPUs' time has no gaps or overlaps", _time),
@@ -98,7 +98,7 @@ def _packed(report: common.Report, every_row: bool) -> str:
     for record in records.STORED:
         amiss = report.file.reader.packed_amiss(record)
         if amiss:
-            return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
+            return f"{record.table}.{amiss[0]} is packed with other values than its rows have"
     return ""
 
 
@@ -152,7 +152,7 @@ def _memory(report: common.Report) -> str:
         report.usage.tile_columns(ipu)
         every = np.ones(len(report.usage.ipu_variables(ipu).id), dtype=bool)
         if (report.usage.peaks_of(ipu, every).step_total < 0).any():
-            return f"IPU {ipu} has less than nothing live"
+            return f"IPU {ipu} has fewer than 0 bytes live"
     return ""
 
 

@@ -3,8 +3,8 @@
 The trace, which Perfetto and chrome://tracing open, has a process for each IPU with a thread for
 its tasks, one for their program steps, and counters (live bytes, busy tiles, bytes over links), and
 a process for the calls and their pipeline cycles; all calls are in it, one after another. Times are
-microseconds at the machine's clock, cycles are in each event's arguments. The file's suffix says
-the form, or --format: .json (or .json.gz) is the trace, .csv and .parquet a frame of --table,
+microseconds at the machine's clock, cycles are in each event's arguments. The file's suffix sets
+the form, or --format does: .json (or .json.gz) is the trace, .csv and .parquet a frame of --table,
 .folded collapsed stacks, .speedscope.json speedscope's form, .pb.gz pprof's (with bytes);
 model-explorer is the model's graph for Model Explorer, with node data beside it
 (NAME.total_cycles.json, NAME.bytes.json). Stacks are of one device iteration.

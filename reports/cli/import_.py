@@ -1,7 +1,7 @@
 """Import a profile of real IPUs, with the Poplar SDK's own reader.
 
 Where the SDK is installed, its module pva opens PROFILE, and what its object model has is written
-in the format of all other commands. What it lacks stays empty; warnings of the result name it. No
+in the format of all other commands. What it lacks stays empty; the result's warnings name it. No
 profile of a real IPU was available to test this: docs/how-to/real-profiles.md says what to send if
 one fails.
 """

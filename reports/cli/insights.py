@@ -1,11 +1,11 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
-Changes of the samples a weight update has ('another batch') come after all others, and causes for
-which no change is known come last.
+Changes that need other samples a weight update ('another batch') come after those that do not;
+causes without a known change come last.
 
-Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
-device iteration); '<=' marks a bound, '~' an estimate. They do not add up, except for those of
-one change. Together the findings cover at least nine tenths of the critical path.
+Gains are in cycles a weight update (in inference, a device iteration), from the engine's schedule
+after the change; '<=' marks a bound, '~' an estimate. They do not add up, except for those of one
+change. Together the findings cover at least nine tenths of the critical path.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def by_ipu(report: common.Report, ipu: int | None = None, each: bool = False) ->
         columns,
         f"memory, {limit / 1024:,.0f} KiB a tile",
         printed=None if few else Answer.of(alike.memory_alike(ipus, limit)),
-        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(rows)}.",
+        note="" if few else f"The fullest of equal neighbours: --each prints all {len(rows)}.",
     )
 
 

@@ -10,8 +10,8 @@ A name is the module's path and what it does. Numbered layers whose operators co
 row, with * for their number; "alike" says how many they are. "of its ceiling": its FLOPs against
 what the AMP (or vector) units of all tiles could do in its cycles, or the exchange could feed;
 --why gives the main reason it is below. --json has every operator with that, its balance over
-tiles, its peak and more. A '*' behind a name marks cycles that a generic guess stood in for: nobody
-has lowered that operator (CONTRIBUTING.md says how to).
+tiles, its peak and more. A '*' after a name marks a generic estimate: that operator has no lowering
+yet (CONTRIBUTING.md says how to write one).
 
 --alike compares what is repeated instead: Blocks, stages, source lines or micro-batches that are
 built alike, what each group takes, and why some take longer than the median of their group.

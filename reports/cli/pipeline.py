@@ -6,10 +6,10 @@ what most of the busy time goes to, or a dot where the IPU waits for more than h
 letter are micro-batches, where they fit; a wider terminal (or --width) fits more. 'slowest' is the
 IPU that the others waited for.
 
-A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host:
-host I/O, of phases streaming memory too. 'work' is that IPU's: F forward, B backward, R
-recomputation, U weight update, with the stage. The time bubble is the share of the IPUs' cycles
-without work for a micro-batch; the slot bubble the share of stages' pipeline cycles without one.
+A pipeline cycle is the slowest IPU's work, then copies between IPUs, syncs and 'host': host I/O
+and, in phases, streaming memory. 'work' is that IPU's: F forward, B backward, R recomputation, U
+weight update, with the stage. The time bubble is the share of the IPUs' cycles without work for a
+micro-batch; the slot bubble the share of stages' pipeline cycles without one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def page(report: common.Report, args: argparse.Namespace) -> Page:
         Table("pipeline", table, (), most=args.top or None),  # first: --csv prints this one
         *([] if args.no_drawing else [_drawing(report, args, tasks, table)]),
         Table(
-            "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
+            "cycles", people, columns, "pipeline cycles, equal ones grouped", most=common.top(args)
         ),
         Table("phases", phases, shown),
         Facts("bubble", _facts(bubble)),
@@ -118,10 +118,10 @@ def _drawing(
     lines = timeline(tasks, cycles, width, unicode, shards, args.each)
     same = [
         *([f"A lane is {shards} IPUs that share the tensors of a stage."] * (shards > 1)),
-        *([f"Drawn is one of {replicas} replicas, which do the same."] * (replicas > 1)),
+        *([f"This is one of {replicas} replicas, which do the same."] * (replicas > 1)),
     ]
     if same:
-        same.append("ipu-report pod has every IPU.")
+        same.append("ipu-report pod shows every IPU.")
     lines += [((words, "dim"),) for words in textwrap.wrap(" ".join(same), width)]
     return Lines(tuple(lines), as_drawn=True)
 
@@ -141,9 +141,9 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
     if not bubble.slot_closed_form:  # one stage, or stages that take turns
         return (Fact("time_measured", bubble.time_measured, "time bubble", time),)
     if not math.isnan(bubble.time_of_stages):
-        time += f"; {bubble.time_of_stages:.1%} by these stages and ramps alone"
-    time += f"{',' if ';' in time else ';'} {bubble.time_balanced:.1%} if they were equal"
-    slot = f"{bubble.slot_measured:.1%} in this profile, {bubble.slot_closed_form:.1%} by its"
+        time += f"; {bubble.time_of_stages:.1%} from these stages and ramps alone"
+    time += f"{',' if ';' in time else ';'} {bubble.time_balanced:.1%} if stages were equal"
+    slot = f"{bubble.slot_measured:.1%} in this profile, {bubble.slot_closed_form:.1%} by the"
     return (
         Fact("stages", bubble.stages),
         Fact("micro_batches", bubble.micro_batches),
@@ -174,7 +174,7 @@ def _why(table: pd.DataFrame) -> str:
         "sync": "syncs between IPUs",
     }[most]
     operator = (
-        f"; of its longest task, {typical['operator']} takes {typical['operator_cycles']:,}"
+        f"; in its longest task, {typical['operator']} takes {typical['operator_cycles']:,}"
         if typical["operator"]
         else ""
     )

@@ -1,8 +1,8 @@
-"""The quickest split of a model's Blocks into stages, what is proven of it, and a file for it.
+"""The quickest split of a model's Blocks into stages, what is proven about it, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and ipu-report runs shows its prediction beside the outcome. The
-cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
+cycles of a whole weight update are minimised within the tiles' memory: the proposal is proven to be
 the best, or it says how much less another split could take at most.
 """
 
@@ -227,7 +227,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
         columns = (*columns, Column("saves", "saves memory by", sentence))
         if args.output is None:
             lines.append(
-                say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
+                say("-o FILE writes the split and how stages save memory, for ipu-run --placement.")
             )
     return common.page(report, Table("rebalance", frame, columns), proof, *lines)
 
@@ -238,8 +238,8 @@ def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
         return []
     less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
     return [
-        f"A split that a compile may find too large would take {less:.1%} less ({sizes}):"
-        " Rebalance compiles such splits: ipu-report view --script 'FILE ARGS'."
+        f"A split that may not fit would take {less:.1%} less ({sizes}). The viewer's Rebalance"
+        " compiles such splits: ipu-report view --script 'FILE ARGS'."
     ]
 
 

@@ -1,9 +1,9 @@
 """The lines of the user's code by what their operators cost, the hottest first.
 
 Cycles are of all executions in a weight update; "again": of recomputation, beside the others. KiB
-are live at the fullest step of an IPU, of what the line's operators made, in sum. --file prints a
+is the sum of what the line's operators made that is live at an IPU's fullest step. --file prints a
 file with these in its margin. The text is what the compile read (ipu-run --no-source leaves it out
-of the profile); operators without a line, such as an optimiser's, are the line 'none'.
+of the profile); operators without a line, such as an optimiser's, are in the line 'none'.
 """
 
 from __future__ import annotations

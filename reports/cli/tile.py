@@ -55,7 +55,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
         Table("live", live, columns, most=common.top(args)),
         say(
             f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
-            f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
+            f" ({steps['name'].iloc[step]}); at its fullest step, {row['free']:,} of"
             f" {report.target.bytes_per_tile:,} are free."
         ),
     )

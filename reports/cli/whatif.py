@@ -2,7 +2,7 @@
 
 Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks.
 An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
-Blocks by name, stages parted by a slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a
+Blocks by name, stages separated by a slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a
 placement file. Without one: the split as profiled.
 
 --schedule asks for another order of the same work: a name, 'all', or a CSV file of

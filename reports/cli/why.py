@@ -1,7 +1,7 @@
 """Why an update takes as long as it does: every cycle by what the run waited for.
 
 The cycles are those of the critical path, the chain of work without a pause that ends the update;
-they add up to it exactly. Only what is on it is worth shortening.
+they add up to the update exactly. Only work on that path is worth shortening.
 """
 
 from __future__ import annotations

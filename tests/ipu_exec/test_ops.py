@@ -488,7 +488,7 @@ def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> 
     [
         (
             {"name": "Nothing"},
-            "nothing is known of com.acme.Nothing; registered are .*com.acme.Cube",
+            "com.acme.Nothing is not registered; registered are .*com.acme.Cube",
         ),
         ({"example_outputs": []}, "example_outputs promise"),
         ({"attributes": {1: 2}}, "keys must be strings"),

@@ -61,7 +61,7 @@ def test_what_accumulation_gains_from_one_micro_batch_on_is_an_estimate(tmp_path
     assert advice.estimate and advice.levers.micro_batches == 4
     rate = analysis.pace(after).samples_per_second
     assert advice.samples_per_second == pytest.approx(rate, abs=advice.doubt)
-    (update,) = [one for one in insights(before) if one.title.startswith("the weight update")]
+    (update,) = [one for one in insights(before) if one.title.startswith("the update phase")]
     assert update.estimate
     saved = analysis.pace(before).cycles - analysis.pace(after).cycles / 4
     assert update.gain_cycles == pytest.approx(saved, rel=0.15)

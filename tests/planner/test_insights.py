@@ -157,7 +157,7 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
     """Cycles saved in a weight update of as many samples, by the cause that the insight names."""
     batches = analysis.pace(before).micro_batches
     if "gradientAccumulation" in one.change:
-        cause = 1 if one.title.startswith("the weight update") else 0
+        cause = 1 if one.title.startswith("the update phase") else 0
         return batches * (split_by_cause(before)[cause] - split_by_cause(after)[cause])
     return batches * before.target.num_replicas * (a_sample(before) - a_sample(after))
 
@@ -239,7 +239,7 @@ def test_more_micro_batches_gain_by_two_causes(
     ]
     assert [one.title.split(" take")[0] for one in by_accumulation] == [
         "ramp-up and ramp-down",
-        "the weight update at its end",
+        "the update phase",
     ]
     after = case.changed(by_accumulation[0].change).compiled(tmp_path / "after")
     whole = 7 * (a_sample(before) - a_sample(after))
@@ -333,10 +333,10 @@ def test_room_is_promised_only_where_it_is_known() -> None:
         memory: lever_gains._room(advice(memory), "for it")
         for memory in ("fits", "IPU 0: too close to call: compile to know")
     }
-    assert told["fits"] == "There is room for it: the largest extent is 626.2 KiB then."
+    assert told["fits"] == "There is room for it: the largest extent would be 626.2 KiB."
     assert all("626.2 KiB" in words for words in told.values())
     assert told["IPU 0: too close to call: compile to know"].startswith(
-        "Whether there is room for it is"
+        "There may be no room for it"
     )
 
 
@@ -423,7 +423,7 @@ def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]
     assert advised is not None and advised.levers.split is not None
     assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
     assert "ipu-report advise PROFILE --check " in one.detail
-    assert ("Whether it fits is open" in one.detail) == (not advised.surely)
+    assert ("It may not fit (" in one.detail) == (not advised.surely)
 
 
 def adds_up_and_is_spoken_of(report: Report) -> None:
@@ -463,7 +463,7 @@ def test_a_cause_has_the_share_that_why_says() -> None:
     (streams,) = [one for one in rest(path, spoken, "an update") if "streaming" in one.title]
     assert streams.title == "streaming memory takes 90.0% of an update"
     assert streams.gain_cycles == 600
-    assert "900 cycles of the critical path; other insights speak of 300." in streams.detail
+    assert "900 cycles of the critical path; other insights cover 300." in streams.detail
     assert "Of the rest, 100.0% are on IPU 0" in streams.detail
 
 

@@ -145,7 +145,7 @@ def test_readers_are_told_how_sure_the_cycles_are(
     sure: Path, silent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = told(capsys, "summary", sure)
-    assert "likely within 19%" in words and "judged by likeness" in words
+    assert "likely within 19%" in words and "judged by similar ones" in words
     page = json.loads(told(capsys, "summary", "--json", sure))[0]
     assert page["cycle_error"] == CLASSES
     assert "likely within" not in told(capsys, "summary", silent)
@@ -154,7 +154,9 @@ def test_readers_are_told_how_sure_the_cycles_are(
         assert "Cycles on hardware" not in told(capsys, command, silent)
 
 
-def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: Path) -> None:
+def test_the_summary_page_marks_what_is_judged_by_similar_operators(
+    sure: Path, silent: Path
+) -> None:
     from ipuscope.viewer.pages.summary import _confidence
 
     with open_report(sure) as report:
@@ -162,7 +164,7 @@ def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: P
         words = str(card)
     assert "likely within 19%" in words and "product, 75.0% of cycles" in words
     assert "within 12.0%, by 200 measurements" in words
-    assert "within 40.0%, an estimate" in words and "judged by likeness" in words
+    assert "within 40.0%, an estimate" in words and "from similar operators" in words
     with open_report(silent) as report:
         assert _confidence(report) == []
 

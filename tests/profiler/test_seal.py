@@ -90,11 +90,11 @@ def test_a_checksum_that_a_stranger_wrote_is_not_taken_for_a_comparison(copy, ca
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "LEAST_PACKED", 50)
         alter(copy, SWAPPED)
-        assert "packed otherwise" in doctor(copy, capsys)  # edited: its rows are compared
+        assert "packed with other values" in doctor(copy, capsys)  # edited: its rows are compared
         alter(copy, "UPDATE meta SET value = ? WHERE key = 'checksum'", json.dumps(seal.BLANK))
         seal.seal(copy)
         assert state(copy) is State.INTACT
-        assert "packed otherwise" in doctor(copy, capsys, "--rows")
+        assert "packed with other values" in doctor(copy, capsys, "--rows")
 
 
 def test_a_checksum_across_the_pieces_that_are_read_is_seen(tmp_path, monkeypatch):

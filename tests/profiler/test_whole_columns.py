@@ -111,7 +111,7 @@ def test_what_is_packed_wrong_is_read_from_the_rows(profile, copy, change, value
 
 def test_doctor_says_where_packed_columns_are_not_what_the_rows_say(copy, capsys):
     main(["doctor", str(copy)])
-    assert "packed otherwise" not in capsys.readouterr().out
+    assert "packed with other values" not in capsys.readouterr().out
     # what triggers would have removed, put back: packed cycles of another table's column
     alter(
         copy,
@@ -120,4 +120,6 @@ def test_doctor_says_where_packed_columns_are_not_what_the_rows_say(copy, capsys
         " name = 'cycles'",
     )
     main(["doctor", str(copy)])
-    assert "program_steps.cycles is packed otherwise" in " ".join(capsys.readouterr().out.split())
+    assert "program_steps.cycles is packed with other values" in " ".join(
+        capsys.readouterr().out.split()
+    )

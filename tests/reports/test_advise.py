@@ -50,7 +50,7 @@ def test_what_is_not_allowed_is_named_with_its_gain(
 ) -> None:
     assert main(["advise", "--top", "1", str(profile)]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "The training stays as it is. With other training (half precision" in out
+    assert "This leaves the training as it is. If it may change (half precision" in out
     assert main(["advise", "--allow", "double", str(profile)]) == 2
     assert "--allow 'double': there are half and samples" in capsys.readouterr().err
 
@@ -85,7 +85,7 @@ def test_the_fastest_is_said_with_its_split(
     folder = ["-o", str(tmp_path)] if kept else []
     assert main(["advise", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    last = out[out.index("The fastest that was compiled") :]
+    last = out[out.index("The fastest compile reaches") :]
     file = tmp_path / "advice1" / "placement.json"
     command = f"ipu-run --placement {file} --with outputs=loss {GPT} --tiny"
     assert (command in last) == kept

@@ -92,7 +92,7 @@ def test_operators_are_told_apart_in_eighty_columns(
     head, _, *rows, said = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == names and max(map(len, rows)) <= 80
     assert head.split() == ["operator", "bytes", "times", "bytes"]
-    assert said == "No room for again: --json has all."
+    assert said == "Left out, too wide: again. --json has all."
 
 
 @pytest.mark.parametrize("name", ["variables", "ops"])

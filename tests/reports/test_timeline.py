@@ -266,4 +266,4 @@ def test_of_replicas_one_is_drawn_and_that_is_said(
     assert ipu_report(["pipeline", "--ascii", "--width", "60", str(path)]) == 0
     said = capsys.readouterr().out
     assert said.count("\nIPU ") == 2
-    assert "Drawn is one of 2 replicas, which do the same. ipu-report pod" in " ".join(said.split())
+    assert "This is one of 2 replicas, which do the same. ipu-report pod" in " ".join(said.split())

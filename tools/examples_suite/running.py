@@ -48,7 +48,7 @@ class Application:
 
     def verdict(self, outcome: Outcome) -> str:
         """``compiles``, the kind of its obstacle where the end matches it, or ``undecided``."""
-        told = outcome.last.startswith("compiled, and ended there")  # then it ends its workers
+        told = outcome.last.startswith("ipu-run: compiled only,")  # then it ends its workers
         if outcome.profiled and (outcome.status == 0 or told):
             return "compiles"
         if self.obstacle is not None and re.search(self.obstacle["error"], outcome.last):

@@ -26,7 +26,7 @@ def card(view: View, id: str) -> Any:
         "What to do about it",
         batch_switch(view),
         common.filled(id, awaited=True),
-        note="Largest gain first, then another batch, then what no change is known for.",
+        note="Largest gain first, then changes of the batch, then causes without a known change.",
     )
 
 
@@ -45,7 +45,7 @@ def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
         report = profiles.get(profile)
         if report.imported:
             return common.message(
-                "What is slow, by its causes, is not in this profile: it was imported."
+                "The causes of slowness are not in this profile: it was imported."
             )
         every = profiles.made(report, "insights", lambda: insights(report))
         shown = [one for one in every if batch == "change" or not one.changes_batch]

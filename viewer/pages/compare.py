@@ -111,7 +111,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         here = path_of(str(at or ""))[:2]
         frame = analysis.compare_paths(a, b, here)
         if not len(frame) and not here:
-            words = "One of them holds no schedule."
+            words = "One of them has no schedule."
             if a.imported != b.imported:
                 words = "One was imported: its run is not the other's weight update."
             return nothing(words, theme), []
@@ -136,7 +136,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)
         own = scale == _SCALES[1][0]
         return [
-            nothing("it holds no schedule", theme)
+            nothing("it has no schedule", theme)
             if lane is None
             else pipeline_figures.drawing(
                 lane, c, theme, (0.0, max(1.0, lane.end if own else end * c.hz)), pixels(where)

@@ -376,7 +376,7 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         name = str(report.ops.loc[forward, "name"])
         rows.append(("belongs to", common.link(name, "costs", op=forward)))
     if row["estimated"]:
-        rows.append(("note", "an estimate: nobody lowered this operator"))
+        rows.append(("note", "an estimate: this operator has no lowering yet"))
     tiles = _tile_cycles(report, steps["step"].to_numpy())
     links = [common.link("in the timeline", "timeline", ipu=row["ipu"], find=row["name"])]
     if len(steps):

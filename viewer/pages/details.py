@@ -100,7 +100,7 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
             ("source", common.source_link(op["file"], op["line"])),
         ]
         if op["estimated"]:
-            rows.append(("note", "its cycles are an estimate: nobody lowered this operator"))
+            rows.append(("note", "its cycles are an estimate: this operator has no lowering yet"))
     if step["bytes_in"] or step["bytes_out"]:
         sent, received = units.size(step["bytes_out"]), units.size(step["bytes_in"])
         rows.append(("exchanged", f"{sent} sent, {received} received"))

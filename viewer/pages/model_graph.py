@@ -42,7 +42,7 @@ _MOST_OPENED = 40
 
 def card(view: View, borders: bool = True) -> Any:
     """The card; callbacks fill it (`elements`). ``borders``: borders of stages may move."""
-    moves = "; drag a border of stages to another edge, or move it by ← and →" * borders
+    moves = "; drag a border of stages to another edge, or move it with ← and →" * borders
     many = len(view.report.blocks) > _MANY
     proposed = [block_line(name, ipu) for ipu, name in enumerate(blocks_to_begin(view.report))]
     of_about = f"{len(proposed)} Blocks of about equal cycles could begin at these modules:"

@@ -90,8 +90,8 @@ def layout(view: View) -> Any:
             "Stages and their Blocks",
             html.Div(id="rebalance-blocks"),
             common.graph("rebalance-stages", height=240),
-            note="Drag a border, or move it by ← and →; + begins one more stage behind it, Delete"
-            " removes it. Below: predicted cycles of a micro-batch; hatched: recomputation and"
+            note="Drag a border, or move it with ← and →; + adds a stage after it, Delete removes"
+            " the border. Below: predicted cycles of a micro-batch; hatched: recomputation and"
             f" stash. {_pace(report)}",
             tools=True,
         ),
@@ -106,8 +106,8 @@ def layout(view: View) -> Any:
             "Largest extent of a tile, predicted",
             "rebalance-memory",
             note=(
-                "Bytes and gaps decide whether it fits. An estimate for other splits than the"
-                " profiled one: Blocks keep their tiles, each with as much stash as the fullest."
+                "Bytes and gaps decide whether it fits. For other splits than the profiled one it"
+                " is an estimate: Blocks keep their tiles, each with as much stash as the fullest."
             ),
             height=190,
         ),

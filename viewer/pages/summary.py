@@ -131,11 +131,11 @@ def _confidence(report: Report) -> list[Any]:
         basis = (
             f"by {units.count(row['rows'], 'measurement')}"
             if row["rows"]
-            else "an estimate: nobody published a measurement, judged by likeness"
+            else "an estimate from similar operators: no measurement is published"
         )
         share, likely = units.percent(row["share"]), units.percent(row["likely"])
         rows.append((f"{row['class']}, {share} of cycles", f"within {likely}, {basis}"))
-    note = "As far as four in five published measurements of such operators are from ours."
+    note = "How far four in five published measurements of such operators are from ours."
     return [common.card("How sure the cycles are", common.facts(rows), note=note)]
 
 
@@ -193,7 +193,7 @@ def _fullest(report: Report, _: Theme, profiles: Profiles) -> Any:
     if not len(tiles := _tiles(report, profiles)):
         return []
     tile = facts.Fullest.of(report, tiles)
-    where = f"on the fullest tile, of IPU {tile.ipu} ({units.percent(tile.share)} of it)"
+    where = f"on the fullest tile, of IPU {tile.ipu} ({units.percent(tile.share)} full)"
     return _box(units.size(tile.used), where + f"; {tile.doubt}" * bool(tile.doubt))
 
 
@@ -207,7 +207,7 @@ def _memory(report: Report, theme: Theme, profiles: Profiles) -> Any:
     if not len(tiles):
         return common.message("No tiles in this profile.")
     shown = memory_figures.fullest_ipus(tiles)
-    note = "Most that is live on it at one step. A tile that overflows stops the compile."
+    note = "The most that is live on it at one step. A tile that overflows stops the compile."
     if len(shown) < len(tiles):
         note = f"The {len(shown)} fullest of {len(tiles)} IPUs. {note}"
     figure = memory_figures.headroom(tiles[shown], limit, theme, shown)
@@ -216,7 +216,7 @@ def _memory(report: Report, theme: Theme, profiles: Profiles) -> Any:
 
 def _cycles(report: Report, theme: Theme, profiles: Profiles) -> Any:
     if not len(report.runs):
-        return common.card("Where the cycles go", common.message("This profile holds no schedule."))
+        return common.card("Where the cycles go", common.message("This profile has no schedule."))
     folded = timespan.Arrangement(timespan.fold_default(report) == "folded")
     lanes = timespan.Span(profiles, report, arrangement=folded).lanes()
     figure = bar_figures.busy(

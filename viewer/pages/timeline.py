@@ -42,7 +42,7 @@ def layout(view: View) -> Any:
     """The page; its callbacks draw it."""
     report = view.report
     if not len(report.runs):
-        words = "This profile holds no schedule: it ends before the compile did."
+        words = "This profile has no schedule: it ends before the compile did."
         return [common.controls(view), common.card("Timeline", common.message(words))]
     ipus = [
         ("all", "all"),
@@ -67,10 +67,10 @@ def layout(view: View) -> Any:
     counters = common.figure_card(
         "Counters",
         "timeline-counters",
-        note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
+        note="Sums over the IPUs above. A folded lane counts as the one that is drawn.",
         height=counter_figures.HEIGHT,
     )
-    of_links = "The share of each link's rate in use; beside its name, of a whole update."
+    of_links = "The share of each link's rate in use; beside its name, over a whole update."
     links = common.figure_card("Links between IPUs", "timeline-links", note=of_links, height=150)
     alone = report.target.num_ipus * shards_of(report) == 1
     return [
@@ -263,7 +263,7 @@ def _counters(app: Dash, profiles: Profiles) -> None:
         drawn = (window or whole, it.rows.origin, it.clock, theme, left)
         return counter_figures.links(it.report, slices, *drawn)
 
-    below("timeline-counters", counters, "Counted by steps: zoom in to have them.")
+    below("timeline-counters", counters, "These are counted by step: zoom in to see them.")
     below("timeline-links", links, "Nothing goes over links.")
 
 

@@ -381,7 +381,7 @@ class Span:
             return []
         words = (
             f"{FEW} of {count} lanes: the pinned ones, and those that the update waits for longest."
-            " To have another, pin it, choose its IPU, or fold some."
+            " To see another, pin it, choose its IPU, or fold some."
         )
         return [common.message(words)]
 

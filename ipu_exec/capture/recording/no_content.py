@@ -101,8 +101,8 @@ def _of_constants(apart: Callable[..., Any]) -> Callable[..., Any]:
                 return of_real(content, *args, **kwargs)
         raise Error(
             "the model hands a tensor's content to the host (numpy(), tolist()) in its forward,"
-            " which is compiled before there is any. Return the tensor, or have the host compute"
-            " with it: ipu_exec.CPU",
+            " which is compiled before the tensor has content. Return the tensor, or let the host"
+            " compute with it: ipu_exec.CPU",
             location=str(source_line()),
         )
 

@@ -393,7 +393,7 @@ def test_the_doctor_finds_a_pipeline_that_recomputes_well_until_it_contradicts_i
     with sqlite3.connect(report.path) as connection:
         connection.execute("UPDATE stages SET backward_cycles = backward_cycles - recompute_cycles")
     connection.close()
-    assert failed_checks(report.path, capsys) == ["stages cost what their bodies do"]
+    assert failed_checks(report.path, capsys) == ["costs of stages match their bodies"]
 
 
 def failed_checks(path, capsys):

@@ -326,7 +326,7 @@ def test_io_tiles_hold_the_largest_of_what_takes_turns() -> None:
         (
             strategy,
             lambda o: (over_io_tiles(o), o.TensorLocations._set(num_io_tiles=0)),
-            r"set some aside with TensorLocations\.numIOTiles",
+            r"set 32 to 192 aside with TensorLocations\.numIOTiles",
         ),
         (
             strategy,

@@ -255,7 +255,7 @@ def test_a_plan_stays_where_there_is_none_with_what_is_allowed(tmp_path: Path) -
     assert "Training as the script has it:" in planned.stdout
     last = planned.stdout.splitlines()[-1]
     assert last.startswith("With overlap: no mapping onto 4 IPUs fits") and "p=2" not in last
-    assert last.endswith("Another p than 1, which is fixed, may fit.")
+    assert last.endswith("Another p than the fixed 1 may fit.")
 
 
 @pytest.mark.parametrize(

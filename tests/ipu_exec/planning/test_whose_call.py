@@ -101,7 +101,7 @@ def test_a_plan_is_of_one_model_and_others_keep_what_the_script_says(tmp_path: P
     script = write(tmp_path / "train.py", TWO)
     ran = ipu_run("--num-ipus", "2", "--profile-dir", "out", str(script), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "is of another model: Once keeps what the script says" in ran.stderr
+    assert "is for another model: Once keeps the stages of the script" in ran.stderr
     table, _ = runs(
         [tmp_path / "out" / name / "profile.pop" for name in ("training", "training-2")]
     )

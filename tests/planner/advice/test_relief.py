@@ -71,19 +71,19 @@ def test_the_fewest_changes_are_one_command_that_fits(
     )
     assert "ipu-run --with state=off-chip " in changes
     tried: list[str] = []
-    assert "It fits, compiled with the fewest changes: " in way_to_fit(
+    assert "It compiles with the fewest changes: " in way_to_fit(
         refused[0], compiled=lambda levers: tried.append(levers.state) is None
     )
-    assert "changes, and compiled does not: " in way_to_fit(refused[0], compiled=lambda _: False)
+    assert "changes, but it does not compile: " in way_to_fit(refused[0], compiled=lambda _: False)
     assert tried == ["off-chip"]
     monkeypatch.setenv(LEVERS_VARIABLE, "state=off-chip")
     _, said = compiled(tmp_path, [0, 0, 0, 0, 1])
     assert not said
     alone = way_to_fit(refused[0], 1)
     assert "ipu-run --num-ipus 1 --with half,state=off-chip " in alone
-    assert "Fewer may do: optimiser state off chip, another split. Whether it fits" in alone
+    assert "Fewer may do: optimiser state off chip, another split. This shows whether" in alone
     came = way_to_fit(refused[0], 1, compiled=lambda levers: not levers.half)
-    assert came.startswith("It fits, compiled with the fewest changes: optimiser state off chip,")
+    assert came.startswith("It compiles with the fewest changes: optimiser state off chip,")
 
 
 @pytest.mark.parametrize(

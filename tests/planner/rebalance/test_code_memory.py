@@ -100,7 +100,7 @@ def test_code_beyond_region_0_is_no_split_that_fits(
     assert "code, for which only region 0 has room" in str(verdict)
     assert str(facts(report).overflow) == str(over) and "208" not in str(over)
     assert way_to_fit(report).startswith(
-        "Its code is too large. Only a compile tells how much code"
+        "Its code is too large. Only a compile shows how much code"
     )
     assert way_to_fit(report) in caught.value.message
     assert not any(one.fits == Answer.FITS for one in relief(report))

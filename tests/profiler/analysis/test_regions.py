@@ -69,7 +69,7 @@ def test_stages_have_their_transfers_and_the_largest_cause_is_said(layers: Any) 
     assert why.startswith("streaming memory, 40") and why.endswith(
         "most in w/load, of which stage 1 has none"
     )
-    assert found.words.endswith("slower than the median of their group: 1.")
+    assert found.words.endswith("; 1 slower than their group's median.")
 
 
 def test_micro_batches_last_from_their_first_task_to_the_end_of_their_last(demo: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_command_compares_and_refuses_what_there_is_not(
     for by in BY:
         assert main(["ops", "--alike", by, str(demo / "training")]) == 0
     said = capsys.readouterr().out
-    assert "10 in 1 group built alike" in said and "waits" in said
+    assert "10 in 1 group are built alike" in said and "waits" in said
     with open_report(demo / "training") as report, pytest.raises(ValueError, match="'tile'"):
         regions(report, "tile")
     for by in BY:
