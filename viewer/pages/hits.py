@@ -172,13 +172,13 @@ def table(
     shown; ``shown``: cycles from that first; ``selected``: the selected IPUs, None: all.
     """
     count = units.count(len(lanes), "lane")
-    window, words = shown, f"Of what is shown, {count}"
+    window, words = shown, f"All that is shown, {count}"
     if selection is not None:
         window = (float(selection.low), float(selection.high))
         named = [f"IPU {ipu}" for ipu in selected or ()]
         many = f"all, {count}" if selected is None else ", ".join(named[:6])
         more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-        words = f"Of the selection: {clock.both(selection.high - selection.low)} on {many}{more}"
+        words = f"The selection: {clock.both(selection.high - selection.low)} on {many}{more}"
     run, iteration, origin = executed
     between = (window[0] + origin, window[1] + origin)
     of = (run, lanes if selected is None else selected, iteration, between)
