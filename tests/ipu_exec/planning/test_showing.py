@@ -42,7 +42,7 @@ def test_on_80_columns_nothing_is_cut() -> None:
     assert all(words in head for words in ("samples", "accumu-", "lation", "KiB"))  # not folded
     assert "1-9x2" in printed and "[/a.py:92]" in wide.file.getvalue()
     said = " ".join(printed.split())
-    assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"into: {long}"))
+    assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"tried: {long}"))
     assert all(line.startswith(("- ", "  ")) for line in lines if "a sentence" in line)
 
 
