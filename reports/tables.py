@@ -300,28 +300,28 @@ def _print_table(paper: _Paper, table: Table) -> None:
         one: ["" if _missing(value) else one.write(value) for value in shown[one.key].tolist()]
         for one in table.columns
     }
-    kept, widths, between = _laid_out(table.columns, cells_of, paper.width)
-    titles = [one.title.split("\n") for one in kept]
+    columns, widths, between = _laid_out(table.columns, cells_of, paper.width)
+    titles = [one.title.split("\n") for one in columns]
 
     def write(cells: Iterable[list[str]], style: str = "") -> None:
         """A row, each of its cells some lines."""
         for line in zip_longest(*cells, fillvalue=""):
-            fitted = map(_fitted, kept, line, widths)
+            fitted = map(_fitted, columns, line, widths)
             paper.write(((" " * between).join(fitted), style), runs_over=True)
 
     most = max(map(len, titles))
     write(([""] * (most - len(title)) + title for title in titles), "bold")
     rule = "─" if speaks_unicode() else "-"
     paper.write((rule * (sum(widths) + between * (len(widths) - 1)), ""), runs_over=True)
-    for row in zip(*(cells_of[one] for one in kept), strict=True):
-        cells = zip(kept, row, widths, strict=True)
+    for row in zip(*(cells_of[one] for one in columns), strict=True):
+        cells = zip(columns, row, widths, strict=True)
         write(
             paper.wrapped(words, width) if one.write is sentence else [words]
             for one, words, width in cells
         )
     if rest := len(rows) - len(shown):
         paper.write((f"... and {rest:,} more: --top 0 prints all", "dim"))
-    if gone := [one.title.replace("\n", " ") for one in table.columns if one not in kept]:
+    if gone := [one.title.replace("\n", " ") for one in table.columns if one not in columns]:
         paper.write((f"Left out, too wide: {', '.join(gone)}. --json has all.", "dim"))
     if table.note:
         paper.write((table.note, "dim"))
@@ -337,19 +337,17 @@ def _laid_out(
         most = one.least_width
         return most if most is None else min(wanted[one], max(most, shortest))
 
-    kept = [*columns]
-    spare = [one for one in kept if one.spare]
-    while spare:
-        if sum(1 + (least(one, _TOLD_APART) or wanted[one]) for one in kept) - 1 <= width:
-            break
-        kept.remove(spare.pop())
+    shown = [*columns]
+    spare = [one for one in shown if one.spare]
+    while spare and sum(1 + (least(one, _TOLD_APART) or wanted[one]) for one in shown) - 1 > width:
+        shown.remove(spare.pop())
     for between, shortest in ((_BETWEEN, _TOLD_APART), (1, _SHORTEST)):  # first, columns move
-        room = width - between * (len(kept) - 1)
-        shortest_of = [least(one, shortest) for one in kept]
-        widths = narrowed([wanted[one] for one in kept], shortest_of, room)
+        room = width - between * (len(shown) - 1)
+        shortest_of = [least(one, shortest) for one in shown]
+        widths = narrowed([wanted[one] for one in shown], shortest_of, room)
         if sum(widths) <= room:
             break
-    return kept, widths, between
+    return shown, widths, between
 
 
 def _fitted(column: Column, words: str, width: int) -> str:

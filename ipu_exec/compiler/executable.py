@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, log2
 from typing import Any
@@ -12,12 +12,14 @@ from ipu_exec.compiler.emission.bodies import ProgramTree
 from ipu_exec.compiler.memory import overflow
 from ipu_exec.compiler.memory.tile_memory import TileMemory
 from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.placement import place
 from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.compiler.schedule import Timeline
 from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from ipuscope.profiler import units
+from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.tile_usage import Overflow, what_it_needs
 
@@ -54,6 +56,15 @@ class Executable:
         """Cycles of one call: all its device iterations and the waits around them."""
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
+
+    @cached_property
+    def apart(self) -> Placement:
+        """The model as if every Block were a stage on its own IPU: what would cross each cut."""
+        each = [place.StagePlace(block.id, (block.name,)) for block in self.graph.blocks]
+        work = [op for op in self.graph.ops if op.direction != Direction.UPDATE]
+        graph = replace(self.graph, ops=work)
+        place.accumulate_where_made(graph, each, False)
+        return place.place(graph, each, False)
 
     @cached_property
     def tile_bytes(self) -> list[overflow.TileBytes]:

@@ -187,13 +187,11 @@ class BlockCosts:
 
     def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
         """Bytes a micro-batch of the same stages' stash, all tiles."""
-        saved = self.memory.saved.sum(axis=1)
-        return self._with_saved(0, saved, first, last, recompute)
+        return self._with_saved(0, self.saved_bytes, first, last, recompute)
 
     def stash_on_tile(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
         """... of the tile with most of each tensor."""
-        saved = self.memory.saved.max(axis=1, initial=0)
-        return self._with_saved(2, saved, first, last, recompute)
+        return self._with_saved(2, self._saved_on_tile, first, last, recompute)
 
     def _with_saved(
         self, which: int, saved: np.ndarray, first: Index, last: Index, recompute: bool
@@ -284,6 +282,11 @@ class BlockCosts:
     def saved_bytes(self) -> np.ndarray:
         """What each Block saves for its backward, all tiles: int64[Block]."""
         nbytes: np.ndarray = self.memory.saved.sum(axis=1)
+        return nbytes
+
+    @cached_property
+    def _saved_on_tile(self) -> np.ndarray:
+        nbytes: np.ndarray = self.memory.saved.max(axis=1, initial=0)
         return nbytes
 
     @cached_property

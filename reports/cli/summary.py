@@ -92,7 +92,7 @@ def _bars(proportions: dict[str, np.ndarray], streams: bool, each: bool) -> tupl
     if not few:
         left = len(bars) - sum(len(together[at]) for at in shown)
         between = f", {left} between these are left out" if left else ""
-        lines.append(((f"Equal bars merged{between}: --each prints all {len(bars)}.", "dim"),))
+        lines.append(((f"Equal bars are merged{between}: --each prints all {len(bars)}.", "dim"),))
     return (*lines, *_legend(proportions, present, streams))
 
 

@@ -167,7 +167,7 @@ def _serve(
     """Print the address of a page, open a browser, and serve until Ctrl+C."""
     from ipuscope.viewer.guard import is_loopback
 
-    faulthandler.enable()  # what ends it is said, whatever it is
+    faulthandler.enable()  # a crash prints its stack
     for one in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(one) is signal.SIG_DFL:  # nohup's stays
             signal.signal(one, _ended)

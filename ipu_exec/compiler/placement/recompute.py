@@ -305,8 +305,8 @@ def _users(graph: Graph, forward: Ops, again: Ops, backward: Ops) -> _Users:
         read(op, block_of(op))
     for op in reversed(again):
         read(op, _first(graph, op, (makers, needed)))
-    kept = (Role.ACTIVATION, Role.INPUT)
-    return makers, {s: by for s, by in needed.items() if graph.storages[s].role in kept}
+    stashable = (Role.ACTIVATION, Role.INPUT)
+    return makers, {s: by for s, by in needed.items() if graph.storages[s].role in stashable}
 
 
 def _first(graph: Graph, op: OpNode, users: _Users) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 
@@ -37,7 +36,7 @@ def block_rows(executable: Executable) -> list[records.Block]:
     for variable in executable.variables:
         if is_weight_at_home(executable.placement, variable):
             weights[variable.block] += variable.bytes
-    inputs, alone = _input_bytes(graph), _apart(graph)
+    inputs, alone = _input_bytes(graph), executable.apart
     forward = alone.cut_bytes(graph, Direction.FORWARD)
     backward = alone.cut_bytes(graph, Direction.BACKWARD)
     return [
@@ -58,18 +57,10 @@ def block_rows(executable: Executable) -> list[records.Block]:
     ]
 
 
-def _apart(graph: Graph) -> place.Placement:
-    """What would cross each cut: placed as if every Block were a stage on its own IPU."""
-    each = [place.StagePlace(block.id, (block.name,)) for block in graph.blocks]
-    apart = replace(graph, ops=[op for op in graph.ops if op.direction != Direction.UPDATE])
-    place.accumulate_where_made(apart, each, False)
-    return place.place(apart, each, False)
-
-
 def cut_tiles(executable: Executable) -> list[list[float]]:
     """Cycles of the tile with most to send over the cut behind each Block, forward and back."""
     layouts = {storage: one.bytes for (storage, _), one in executable.tree.layouts.items()}
-    alone, rate = _apart(executable.graph), executable.target.exchange_bytes_per_cycle
+    alone, rate = executable.apart, executable.target.exchange_bytes_per_cycle
     return [
         [float(np.max(one)) / rate for one in alone.over_cuts(way, lambda s: layouts.get(s, 0))]
         for way in (Direction.FORWARD, Direction.BACKWARD)

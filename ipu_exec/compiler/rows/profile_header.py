@@ -191,16 +191,16 @@ def _recomputation(executable: Executable) -> dict[str, list[Any]]:
         for direction in (Direction.FORWARD, Direction.BACKWARD)
     )
     layouts = {storage: one for (storage, _), one in reversed([*executable.tree.layouts.items()])}
-    known: dict[tuple[int, str], list[int]] = {}  # equal layers share their vectors
+    costs: dict[tuple[int, str], list[int]] = {}  # equal layers share their vectors
 
     def stash(storage: int) -> list[int]:
         if storage not in layouts:
             return [0, 0]
         nbytes, dtype = layouts[storage].bytes, graph.storages[storage].dtype
         key = id(nbytes), dtype
-        if key not in known:
+        if key not in costs:
             item, most = ITEM_BYTES[dtype], nbytes.max()
-            known[key] = [int(dynamic_slice_cycles(most // item, item)), int(most)]
-        return known[key]
+            costs[key] = [int(dynamic_slice_cycles(most // item, item)), int(most)]
+        return costs[key]
 
     return by_block(graph, forward, backward, kind, executable.tree.op_cycles, stash)
