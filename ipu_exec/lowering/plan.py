@@ -7,7 +7,7 @@ tile of one IPU: bytes, or tile cycles (the six workers' round-robin already cou
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -187,16 +187,17 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of its vectors over tiles, each once."""
-        vectors = [temporary.bytes for temporary in self.temporaries]
-        vectors += [layout.bytes for layout in self.output_layouts if layout is not None]
-        vectors += [layout.bytes for _, layout in self.input_layouts]
-        for step in self.steps:
-            if isinstance(step, Compute):
-                vectors += [step.cycles, *(vertices.count for vertices in step.vertices)]
-            else:
-                vectors += [step.bytes_in, step.bytes_out]
-            if isinstance(step, Exchange):
-                vectors.append(step.fragments)
-        if self.constants is not None:
-            vectors.append(self.constants)
-        return sum({id(vector): vector.nbytes for vector in vectors}.values())
+        each: dict[int, np.ndarray] = {}
+        with_vectors(self, lambda vector: each.setdefault(id(vector), vector))
+        return sum(vector.nbytes for vector in each.values())
+
+
+def with_vectors(part: Any, of: Callable[[np.ndarray], np.ndarray]) -> Any:
+    """A part of a plan, or a plan, with ``of(vector)`` for each vector over tiles in it."""
+    if isinstance(part, np.ndarray):
+        return of(part)
+    if isinstance(part, tuple) and part:
+        return tuple([with_vectors(one, of) for one in part])
+    if isinstance(part, (Plan, Compute, Exchange, Collective, Vertices, Temporary, Layout)):
+        return type(part)(*[with_vectors(getattr(part, one), of) for one in part.__match_args__])
+    return part

@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from weakref import WeakValueDictionary, finalize
 
-from ipu_exec.lowering.plan import Plan
+import numpy as np
+
+from ipu_exec.lowering.plan import Plan, with_vectors
 
 
 class PlanCache:
@@ -20,6 +22,7 @@ class PlanCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._plans: WeakValueDictionary[Hashable, Plan] = WeakValueDictionary()
+        self._vectors: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
         self._sizes: dict[int, int] = {}  # id of each of them -> its bytes
         self._recent: OrderedDict[int, Plan] = OrderedDict()  # by id
         self._bytes = 0
@@ -29,7 +32,7 @@ class PlanCache:
         """The plan of ``key``, from ``make`` if there is none."""
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans.setdefault(key, make())
+            plan = self._plans.setdefault(key, with_vectors(make(), self._shared))
         number = id(plan)
         with self._lock:
             if number not in self._sizes:
@@ -42,3 +45,12 @@ class PlanCache:
                 oldest, _ = self._recent.popitem(last=False)
                 self._bytes -= self._sizes[oldest]
         return plan
+
+    def _shared(self, vector: np.ndarray) -> np.ndarray:
+        """The vector of these contents that plans share, read-only: most vectors come again."""
+        key = hash((vector.dtype.str, vector.shape, vector.tobytes()))
+        shared = self._vectors.get(key)
+        if shared is None or not np.array_equal(shared, vector):
+            shared = self._vectors[key] = vector
+            vector.setflags(write=False)
+        return shared

@@ -14,7 +14,12 @@ import numpy as np
 
 from ipu_exec.compiler.emission.bodies import Body, ProgramStep
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.memory.code_on_tiles import CodeOfIpu, SharedCode
+from ipu_exec.compiler.memory.code_on_tiles import (
+    CodeOfIpu,
+    SharedCode,
+    code_bytes,
+    control_bytes,
+)
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Plan
 from ipuscope.planner.mappings.phased_costs import CodePieces
@@ -37,9 +42,9 @@ class _Pieces(CodeOfIpu):
     def _step(self, body: Body, step: ProgramStep, step_id: int, key: tuple[int, ...]) -> None:
         if key in self.bytes:
             return
-        sizes = self._sizes(key, step)
-        code = np.zeros_like(self.control) + sizes.control
-        for _, _, nbytes in sizes.rest:
+        once = self.shared.once
+        code = np.zeros_like(self.control) + control_bytes(step, once)
+        for _, _, nbytes in code_bytes(step, once):
             code = code + nbytes
         self.bytes[key] = code
         for vertices in step.vertices:

@@ -23,27 +23,29 @@ Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
 Columns = Mapping[str, Sequence[Any]]  # of a record's rows, by name
 
 
+_AT_ONCE = 256  # vectors whose runs are in memory together
+
+
 def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
     """Runs of equal, non-zero bytes in vectors over tiles: rows of `records.TileRun`.
 
     ``vectors``: (id, values), in the order of their ids.
     """
     filled = sorted((id, np.asarray(values)) for id, values in vectors if len(values))
-    if not filled:
-        return
-    lengths = [len(values) for _, values in filled]
-    values = np.concatenate([values for _, values in filled])
-    begins = np.cumsum(lengths) - lengths
-    borders = np.append(True, values[1:] != values[:-1])
-    borders[begins] = True
-    first = np.flatnonzero(borders)
-    last = np.append(first[1:], len(values)) - 1
-    of = np.repeat(np.arange(len(filled)), lengths)[first]
-    nonzero = np.flatnonzero(values[first])
-    first, last, of = first[nonzero], last[nonzero], of[nonzero]
-    ids = np.array([id for id, _ in filled])
-    columns = (ids[of], first - begins[of], last - begins[of], values[first])
-    yield from zip(*(column.tolist() for column in columns), strict=True)
+    for at in range(0, len(filled), _AT_ONCE):  # of a large model there are many millions
+        some_ids, some = zip(*filled[at : at + _AT_ONCE], strict=True)
+        lengths = [len(values) for values in some]
+        values = np.concatenate(some)
+        begins = np.cumsum(lengths) - lengths
+        borders = np.append(True, values[1:] != values[:-1])
+        borders[begins] = True
+        first = np.flatnonzero(borders)
+        last = np.append(first[1:], len(values)) - 1
+        of = np.repeat(np.arange(len(some)), lengths)[first]
+        nonzero = np.flatnonzero(values[first])
+        first, last, of = first[nonzero], last[nonzero], of[nonzero]
+        columns = (np.array(some_ids)[of], first - begins[of], last - begins[of], values[first])
+        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 _VECTORS = ("tile_cycles", "bytes_in", "bytes_out")  # of a step

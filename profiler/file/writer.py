@@ -165,11 +165,11 @@ class ProfileWriter:
         columns = {kind: _prepare(kind, of_record, vectors) for kind, of_record in cells.items()}
         on_tiles = (of.get(records.Variable, {}).get("tile_bytes", ()) for of in (columns, cells))
         runs = dict(zip(*on_tiles, strict=True))
-        tuples: dict[type[Any], list[sql_rows.Row]] = {}
+        tuples: dict[type[Any], Iterable[sql_rows.Row]] = {}
         if self._plain_rows:
-            tuples = sql_rows.derived(by_type, cells, columns, earlier)
+            tuples |= sql_rows.derived(by_type, cells, columns, earlier)
             fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
-            tuples[records.TileRun] = list(sql_rows.tile_runs(fresh))
+            tuples[records.TileRun] = sql_rows.tile_runs(fresh)
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, named in columns.items():

@@ -159,3 +159,14 @@ def test_runs_of_equal_bytes_by_hand():
     places = [(run.first_tile, run.last_tile, run.bytes) for run in runs]
     assert places == [(1, 2, 4), (5, 5, 8), (6, 6, 4), (0, 1, 4)]
     assert list(sql_rows.tile_runs([(2, np.zeros(0))])) == []
+
+
+def test_runs_of_many_vectors_come_in_order() -> None:
+    vectors = [(id, np.array([id % 3, 0, id])) for id in range(600, 0, -1)]  # more than at once
+    expected = [
+        (id, tile, tile, nbytes)
+        for id in range(1, 601)
+        for tile, nbytes in ((0, id % 3), (2, id))
+        if nbytes
+    ]
+    assert list(sql_rows.tile_runs(vectors)) == expected

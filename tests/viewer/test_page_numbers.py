@@ -102,8 +102,7 @@ def test_the_program_is_searched_and_leads_on(view: Tab, training: Report) -> No
     view.wait("document.querySelector('#costs-chosen').innerText.includes('convolve')")
     page.get_by_text("variables live then").click()
     view.wait("location.pathname === '/memory'")
-    settled(page)
-    assert "convolve" in page.inner_text("#liveness-live")
+    view.wait_for_text("liveness-live", "convolve")
 
 
 def test_the_program_opens_and_closes_by_a_click(view: Tab) -> None:

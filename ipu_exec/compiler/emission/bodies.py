@@ -194,7 +194,7 @@ def spent(steps: Sequence[ProgramStep], of_loops: Sequence[Loop]) -> int:
     return once + sum(again)
 
 
-def program_steps(step: Step, target: str) -> list[ProgramStep]:
+def program_steps(step: Step, target: str, once: Once) -> list[ProgramStep]:
     """The program steps of one step of a plan: an exchange is preceded by a sync of the tiles."""
     if isinstance(step, Compute):
         cycles = int(step.cycles.max(initial=0))
@@ -211,9 +211,8 @@ def program_steps(step: Step, target: str) -> list[ProgramStep]:
         ]
     if isinstance(step, Collective):
         return _between_shards(step)
-    tile_cycles = exchange_tile_cycles(
-        TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
-    )
+    vectors = step.bytes_in, step.bytes_out, step.fragments
+    tile_cycles = once(exchange_tile_cycles, TARGETS[target], *vectors, step.shared_bus)
     return [
         ProgramStep(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
         ProgramStep(
@@ -222,9 +221,7 @@ def program_steps(step: Step, target: str) -> list[ProgramStep]:
             int(tile_cycles.max(initial=0)),
             -1,
             tile_cycles,
-            step.bytes_in,
-            step.bytes_out,
-            step.fragments,
+            *vectors,
         ),
     ]
 

@@ -155,11 +155,11 @@ class OperatorSteps:
 
     def _emission(self, plan: Plan) -> _Emission:
         if id(plan) not in self._emissions:
-            target = self.mapping.machine.target.name
+            of = self.mapping.machine.target.name, self.mapping.once
             once = emitted(plan)
             steps = [
                 # a sync is named after the exchange that it precedes
-                program_steps(replace(plan.steps[part], name=name), target)
+                program_steps(replace(plan.steps[part], name=name), *of)
                 for part, name in zip(once.parts, once.names, strict=True)
             ]
             cycles = [sum(step.cycles for step in some) for some in steps]

@@ -84,7 +84,7 @@ class OverIoTiles:
         first = len(body.steps)
         body.steps += [
             replace(step, purpose=between, tensor=the_one(storages))
-            for step in program_steps(exchange, machine.target.name)
+            for step in program_steps(exchange, machine.target.name, self.mapping.once)
         ]
         body.touch(storages, first)
         beside = self._body(task, body)

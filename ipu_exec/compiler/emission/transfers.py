@@ -158,7 +158,7 @@ class Transfers:
         self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
     ) -> list[ProgramStep]:
         step = Exchange(name, into, out, messages(into, out))
-        return program_steps(step, machine.target.name)
+        return program_steps(step, machine.target.name, self.once)
 
     def copies(self, ipu: int) -> BodyBuilder | None:
         """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
@@ -288,7 +288,7 @@ class Transfers:
         step = Collective("all_reduce", moved, moved, cycles)
         return [
             replace(one, op=op, name=f"{name}/{one.name}")
-            for one in program_steps(step, machine.target.name)
+            for one in program_steps(step, machine.target.name, self.once)
         ]
 
     def remote(
@@ -372,7 +372,7 @@ class Transfers:
                     Purpose.GATHER_SHARDS if step.type == records.GLOBAL_EXCHANGE else step.purpose
                 ),
             )
-            for step in program_steps(gathered, machine.target.name)
+            for step in program_steps(gathered, machine.target.name, self.once)
         ]
         body.touch(storages)
 

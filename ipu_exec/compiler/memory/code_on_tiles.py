@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ipu_exec.base.once import Once, added
 from ipu_exec.compiler.emission.bodies import Body, ProgramStep
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
@@ -120,7 +121,7 @@ class SharedCode:
         self.calls: dict[int, int] = {}
         self.first: dict[int, int] = {}
         self.weights: dict[int, int] = {}  # operator of an update -> weight
-        self.sizes: dict[tuple[Any, ...], _Sizes] = {}  # of code that IPUs have in common
+        self.once = Once()
 
     def read(self, bodies: Iterable[Body]) -> None:
         """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
@@ -144,19 +145,6 @@ class SharedCode:
     def code(self) -> Code:
         """The code gathered so far."""
         return Code(self.blocks, self.variables, self.calls, self.first)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Sizes of a step's code: bytes of control code, and name, category and bytes of the rest."""
-
-    control: np.ndarray | int
-    rest: list[tuple[str, str, np.ndarray]]
-
-    @classmethod
-    def of(cls, step: ProgramStep) -> _Sizes:
-        rest = [] if step.type == records.SYNC else list(_code_bytes(step))
-        return cls(INSTRUCTION_BYTES * _control_instructions(step), rest)
 
 
 @dataclass(slots=True)
@@ -259,12 +247,12 @@ class CodeOfIpu:
         for vertices in step.vertices:
             here, before = vertices.count > 0, self.on_tile.get(vertices.type)
             self.on_tile[vertices.type] = here if before is None else before | here
-        sizes = self._sizes(key, step)
+        control = control_bytes(step, self.shared.once)
         if step.plan is not None:
-            self.control_of[key] = sizes.control
+            self.control_of[key] = control
         else:
-            self.control += sizes.control
-        ids = self._step_code(sizes, body, step, step_id)
+            self.control += control
+        ids = self._step_code(body, step, step_id)
         if step.plan is not None and ids:
             self.shared.variables.setdefault(key, []).append(ids)
 
@@ -280,54 +268,53 @@ class CodeOfIpu:
         if number is not None:
             self.shared.variables.setdefault(key, []).append([number])
 
-    def _sizes(self, key: tuple[int, ...], step: ProgramStep) -> _Sizes:
-        """The sizes of a step's code, as of the first with its plan, or of no plan its vectors."""
-        place: tuple[Any, ...] = key
-        if step.plan is None:
-            counts = (vertices.count for vertices in step.vertices)
-            vectors = step.bytes_in, step.bytes_out, step.fragments, *counts
-            place = step.type, *map(id, vectors)
-        if place not in self.shared.sizes:
-            self.shared.sizes[place] = _Sizes.of(step)
-        return self.shared.sizes[place]
-
-    def _step_code(self, sizes: _Sizes, body: Body, step: ProgramStep, step_id: int) -> list[int]:
+    def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
         add = partial(self.add, op=step.op, stage=body.stage, step=step_id)
         added = [
             add(f"{step.name}/{what}", nbytes, category=category)
-            for what, category, nbytes in sizes.rest
+            for what, category, nbytes in code_bytes(step, self.shared.once)
         ]
         return [number for number in added if number is not None]
 
 
-def _vertex_count(step: ProgramStep) -> np.ndarray:
+def _vertex_count(step: ProgramStep, once: Once) -> np.ndarray:
     first, *others = (vertices.count for vertices in step.vertices)
-    return sum(others, first)
+    return once(added, first, *others) if others else first
 
 
-def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
+def code_bytes(step: ProgramStep, once: Once) -> Iterator[tuple[str, str, np.ndarray]]:
     """The name, category and bytes on each tile of each piece of a step's code."""
     if step.vertices:
-        count = _vertex_count(step)
-        yield "vertex state", "vertexInstanceState", count * STATE_BYTES
-        yield "vertex fields", "vertexFieldData", count * FIELD_BYTES
-    if step.bytes_in is None or step.bytes_out is None:
+        count = _vertex_count(step, once)
+        yield "vertex state", "vertexInstanceState", once(np.multiply, count, STATE_BYTES)
+        yield "vertex fields", "vertexFieldData", once(np.multiply, count, FIELD_BYTES)
+    if step.type == records.SYNC or step.bytes_in is None or step.bytes_out is None:
         return
     if step.type == records.DO_EXCHANGE:
-        whole = (step.bytes_in > 0).astype(np.int64)
-        received = step.fragments if step.fragments is not None else whole
-        sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
-        code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
-        yield "exchange code", "internalExchangeCode", code
+        fragments = once(_takes_part, step.bytes_in) if step.fragments is None else step.fragments
+        yield "exchange code", "internalExchangeCode", once(_exchange, fragments, step.bytes_out)
         return
-    takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
+    moving = once(_takes_part, step.bytes_in, step.bytes_out)
     between = step.type == records.GLOBAL_EXCHANGE
     category = "globalExchangeCode" if between else "hostExchangeCode"
-    yield "exchange code", category, takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
+    nbytes = INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
+    yield "exchange code", category, once(np.multiply, moving, nbytes)
     if not between:
-        headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
-        yield "packet headers", "hostExchangePacketHeader", headers
+        yield "packet headers", "hostExchangePacketHeader", once(_headers, step.bytes_out)
+
+
+def _takes_part(*moved: np.ndarray) -> np.ndarray:
+    return np.any(np.array(moved) > 0, axis=0).astype(np.int64)
+
+
+def _exchange(fragments: np.ndarray, bytes_out: np.ndarray) -> np.ndarray:
+    sends = np.where(bytes_out > 0, 1 + -(-bytes_out // SEND_BYTES), 0)
+    return INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * fragments + sends)
+
+
+def _headers(bytes_out: np.ndarray) -> np.ndarray:
+    return -(-bytes_out // PACKET_BYTES) * HEADER_BYTES
 
 
 class _Digests:
@@ -394,15 +381,23 @@ def _digest(step: Step) -> int:
     )
 
 
-def _control_instructions(step: ProgramStep) -> np.ndarray | int:
-    """Control instructions of one step on each tile."""
+def control_bytes(step: ProgramStep, once: Once) -> np.ndarray | int:
+    """Bytes of one step's control code on each tile."""
     if step.vertices:
-        count = _vertex_count(step)
-        return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
+        return once(_runs, _vertex_count(step, once))
     if step.bytes_in is None or step.bytes_out is None:
         return 0  # a sync belongs to the exchange after it
-    takes_part = (step.bytes_in > 0) | (step.bytes_out > 0)
-    return np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
+    return once(_enters, step.bytes_in, step.bytes_out)
+
+
+def _runs(count: np.ndarray) -> np.ndarray:
+    runs = np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
+    return INSTRUCTION_BYTES * runs
+
+
+def _enters(bytes_in: np.ndarray, bytes_out: np.ndarray) -> np.ndarray:
+    takes_part = (bytes_in > 0) | (bytes_out > 0)
+    return INSTRUCTION_BYTES * np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
 
 
 def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
