@@ -264,7 +264,6 @@ def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
             except _ParentGoneError:
                 raise
             except Exception:
-                traceback.print_exc()  # as a process that ends by an exception does
                 _put(items, (epoch, _ERROR, traceback.format_exc()), wanted)
                 # tensors that were put can be taken while this process lives
                 _wait(wanted, sys.maxsize)

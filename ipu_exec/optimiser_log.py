@@ -105,8 +105,7 @@ def _values(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
 ) -> Iterator[tuple[str, float]]:
     own = dict(group)
-    if "betas" in own:
-        own["beta1"], own["beta2"] = own["betas"]
+    own.update(zip(("beta1", "beta2"), own.get("betas", ()), strict=False))  # Adan has a third
     if isinstance(optimizer, torch.optim.SGD) and not accumulates_in_velocity(optimizer):
         own["velocity_scaling"] = loss_scaling(optimizer)
     if getattr(optimizer, "max_weight_norm", None) is not None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ipuscope.help_text import HelpText
-from ipuscope.run_arguments import add_rendezvous
+from ipuscope.run_arguments import OUTPUT_FROM, add_output, add_rendezvous
 from ipuscope.words import Parser, add_version, positive
 
 _EXAMPLE = """example:
@@ -29,8 +29,9 @@ _WITHOUT_MEANING = (
     *("vipu-server-host", "vipu-server-port", "vipu-server-timeout"),
     *("update-partition", "remove-partition", "reset-partition", "process-placement"),
     *("numa-aware", "num-ilds", "sync-type", "synchronisation-mode", "interactive", "tag-output"),
-    *("only-output-from-instance", "only-stdout-from-instance", "run-each-instance-with"),
+    "run-each-instance-with",
 )
+_RENDEZVOUS = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf")
 _SWITCHES = ("print-topology", "allow-oversubscribing-host-cores")
 _LOUDNESS = (("-v", "-vv", "-vvv", "--vv", "--verbose"), ("--quiet",))  # take no value
 _YES = ("yes", "true", "on", "1")
@@ -52,10 +53,10 @@ def as_ipu_run(argv: Sequence[str] | None = None) -> list[str]:
     forwarded = [f"--instances={args.num_instances}"]
     forwarded.append(f"--replicas={args.num_replicas or args.num_instances}")
     forwarded.append(f"--ipus-per-replica={args.ipus_per_replica}")
-    for name in ("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"):
-        value = getattr(args, name)
+    for name in (*_RENDEZVOUS, *OUTPUT_FROM):
+        value = getattr(args, name.replace("-", "_"))
         if value not in (None, ""):
-            forwarded.append(f"--{name.replace('_', '-')}={value}")
+            forwarded.append(f"--{name}={value}")
     if args.executable_cache_path:
         os.environ["POPTORCH_CACHE_DIR"] = os.path.abspath(args.executable_cache_path)
     if str(args.offline_mode).lower() in _YES:
@@ -80,6 +81,7 @@ def poprun_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
     parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")
     parser.add_argument("--offline-mode", nargs="?", const="yes", default="no", help="only compile")
+    add_output(parser)
     add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
     hidden = parser.add_argument_group("taken, without meaning on modelled IPUs")
     for name in _WITHOUT_MEANING:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ipuscope import __version__
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+_VALUE = re.compile(r"argument (\S+): ignored explicit argument '(.*)'")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
@@ -51,6 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 def _with_suggestion(message: str) -> str:
     """The message of argparse, with the choice that was probably meant instead of all of them."""
+    message = _VALUE.sub(r"\1 takes no value, but has '\2'", message)
     match = _CHOICE.search(message)
     if match is None:
         return message

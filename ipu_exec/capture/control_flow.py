@@ -25,7 +25,7 @@ _METRIC_CHECKS = "_tensor_validation"
 
 
 class Reads(TorchDispatchMode):
-    """Records the values read off tensors (``bool(x)``, ``x.item()``), in order, in ``values``."""
+    """Records the values read off tensors (``bool(x)``, ``torch.equal``): ``values``, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,9 @@ class Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._local_scalar_dense.default and not in_argument_check():
+        of_equal = func is torch.ops.aten.equal.default and args[0].shape == args[1].shape
+        reads = of_equal or func is torch.ops.aten._local_scalar_dense.default
+        if reads and not in_argument_check():
             self.values.append(result)
         return result
 

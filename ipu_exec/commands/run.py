@@ -33,7 +33,7 @@ from ipu_exec.commands.program import (
     read,
 )
 from ipu_exec.errors import Error
-from ipu_exec.instances import tell_as_open_mpi
+from ipu_exec.instances import silence_unless_asked, tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.option_groups.engine_options import (
     COMMAND_VARIABLE,
@@ -119,6 +119,7 @@ def run_instance(argv: Sequence[str]) -> int:
     If another instance failed, it waits to be ended, so that only that one's traceback shows.
     """
     tell_as_open_mpi()
+    silence_unless_asked()
     stand_in()
     named = 2 if argv[0] == "-m" else 1
     program = read(list(argv[:named]))

@@ -20,6 +20,11 @@ _BESIDE = (
 def check_module(lib: Library, trainer: Any) -> None:
     """MisconfigurationException for what cannot be compiled; warns of hooks not in the profile."""
     module = trainer.lightning_module
+    if trainer.num_nodes > 1:
+        raise lib.MisconfigurationException(
+            f"num_nodes={trainer.num_nodes}: a Trainer on IPUs runs in one process, on one host:"
+            " leave num_nodes out, and let devices count all IPUs"
+        )
     if trainer.state.fn != lib.TrainerFn.FITTING:
         return
     name = type(module).__name__

@@ -48,6 +48,7 @@ class StrategyOnIpu:
 
     lib: ClassVar[Library]
     strategy_name = "ipu_strategy"
+    num_nodes = 1  # as the Trainer was told
     # of Lightning's class
     accelerator: Any
     precision_plugin: Any

@@ -85,7 +85,7 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
             theirs: group[name] for name, theirs in _VALUES.items() if group.get(name) is not None
         }
         if "betas" in group:
-            own["beta1"], own["beta2"] = group["betas"]
+            own["beta1"], own["beta2"] = group["betas"][:2]
         elif "alpha" not in group and not has_velocity(optimizer, group):
             rate, decay = group["lr"], group.get("weight_decay", 0.0)
             own = {"scaledLearningRate0": rate / scale, "weightDecayScaleFactor0": 1 - rate * decay}

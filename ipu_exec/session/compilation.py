@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.context import NOTHING
 from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
@@ -21,6 +23,8 @@ from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.files.executable_file import from_cache
 from ipuscope.profiler import ProfileError, open_report
 from ipuscope.profiler.units import size
+
+_ANY_RATE = 2.0**-10  # a learning rate that no operator is simpler with
 
 
 def compile_step(
@@ -43,15 +47,30 @@ def compile_step(
     """
     asked = compile_options(options, training, samples_of((args, kwargs)), groupings)
     progress(0.0, "capture")
-    graph = passes.capture_model(
-        *(model, args, kwargs, optimizer if training else None, contents, asked),
-        options.tensor_sharding,
-    )
+    directory = options.executable_cache
+    with _of_any_rate(optimizer) if directory and optimizer is not None else NOTHING:
+        graph = passes.capture_model(
+            *(model, args, kwargs, optimizer if training else None, contents, asked),
+            options.tensor_sharding,
+        )
     gc.collect(0)  # tensors and autograd's nodes are cycles; nothing later is
     compiled = partial(passes.compile_graph, graph, asked, progress)
-    directory = options.executable_cache
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
     return replace(executable, settings=options.flat(), contents=tuple(contents))
+
+
+@contextmanager
+def _of_any_rate(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, each group has the same learning rate: it is no part of what a cache is asked for."""
+    groups = [group for group in optimizer.param_groups if isinstance(group.get("lr"), float)]
+    rates = [(group, group["lr"]) for group in groups]
+    for group in groups:
+        group["lr"] = _ANY_RATE
+    try:
+        yield
+    finally:
+        for group, rate in rates:
+            group["lr"] = rate
 
 
 # -- The error of a model that does not fit, with what would free most ---

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from ipu_exec import optimiser_log
 from ipu_exec.annotations import module_repr
@@ -510,9 +511,14 @@ def _check_wrapped(kind: str, model: Any, options: Any) -> None:
                 f"{kind}: {name or 'the model'} was scripted or traced by torch.jit, whose modules"
                 " cannot be captured: wrap the Python module that it was made from"
             )
-    moved = [name for name, one in model.named_parameters() if one.device.type == "cuda"]
-    if moved:
-        raise UsageError(f"{kind}: the weight {moved[0]} is on a GPU. {arguments.NO_GPU}")
+    for name, weight in model.named_parameters():
+        if weight.device.type == "cuda":
+            raise UsageError(f"{kind}: the weight {name} is on a GPU. {arguments.NO_GPU}")
+        if isinstance(weight, UninitializedParameter):
+            raise UsageError(
+                f"{kind}: the lazy weight {name} has no shape yet: call {type(model).__name__} once"
+                f" on a batch, before the optimiser and {kind}"
+            )
     if options is not None and not isinstance(options, Options):
         raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
 

@@ -360,6 +360,14 @@ def test_a_dataset_that_fails_says_so_at_once_or_when_it_does() -> None:
             next(iter(accessor))
 
 
+def test_the_traceback_of_a_dataset_is_in_the_error_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(Error, match=r"Traceback[\s\S]*the last is broken"):
+        AsynchronousDataAccessor(Broken(1), sharing_strategy=SharingStrategy.Fork)
+    assert "the last is broken" not in capfd.readouterr().err
+
+
 def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> None:
     warn_once.cache_clear()
     settings: dict[str, Any] = {

@@ -525,3 +525,19 @@ def test_only_a_users_own_subclass_is_warned_of(
     own = type("Own", (kind,), {})
     optim.check_supported(own([torch.nn.Parameter(torch.ones(2))], lr=0.1))
     assert "`Own` subclassed from" in caplog.text
+
+
+def test_an_optimiser_may_have_three_betas() -> None:
+    class Three(torch.optim.SGD):
+        """As timm's Adan."""
+
+        def __init__(self, weights: Any) -> None:
+            super().__init__(weights, lr=0.1)
+            self.defaults["betas"] = self.param_groups[0]["betas"] = (0.9, 0.8, 0.7)
+
+    model = torch.nn.Linear(4, 1)
+    loss = model_of(lambda self, x: self.layer(x).sum(), layer=model)
+    before = model.weight.detach().clone()
+    training = ipu_exec.trainingModel(loss, None, Three(model.parameters()))
+    training(torch.ones(2, 4))
+    assert torch.equal(model.weight, before - 0.1 * 2)

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
@@ -24,6 +24,7 @@ _OF_TORCH = ("_parameters", "_modules")  # the forward does not change which the
 _COLLECTIONS = {dict, OrderedDict, defaultdict, list, set, deque}
 _LRU_CACHE = type(lru_cache(len))
 _NOBODYS = {*sys.stdlib_module_names, "torch", "ipu_exec", "ipuscope"} - {"__main__"}
+_NONE: Mapping[Any, Any] = {}
 _Undo = Callable[[], Any]
 
 
@@ -54,17 +55,18 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
         _tensor(value) for value in beside if _plain_tensor(value) and value.device.type == "cpu"
     ]
     computes = not any(isinstance(one, FakeTensor) for one in model.parameters())
-    before = [(one, dict(vars(one))) for one in (_spaces(model) if computes else model.modules())]
+    spaces = _spaces(model) if computes else model.modules()
+    before = [(one, dict(vars(one)), _contents(vars(one))) for one in spaces]
     try:
         yield
     finally:
         for put_back in undo:
             put_back()
-        for space, earlier in before:
+        for space, earlier, contents in before:
             plain = type if isinstance(space, type) else object  # a module's own would register it
             for name, value in [*vars(space).items()]:
                 if not _is_fake(value):
-                    _without_fakes(value, 3 if computes else 0)
+                    _without_fakes(value, 3 if computes else 0, contents.get(name, {}))
                 elif name in earlier:
                     plain.__setattr__(space, name, earlier[name])
                 else:
@@ -103,8 +105,22 @@ def _is_fake(value: object) -> bool:
     return isinstance(value, FakeTensor) or (type(value) is tuple and any(map(_is_fake, value)))
 
 
-def _without_fakes(value: Any, depth: int) -> None:
-    """Take fake tensors out of a collection, and ``depth`` - 1 levels below; empty their cache."""
+def _contents(space: Mapping[str, Any]) -> dict[str, dict[Any, Any]]:
+    return {name: _items(one) for name, one in space.items() if type(one) in _COLLECTIONS and one}
+
+
+def _items(collection: Any) -> dict[Any, Any]:
+    """The items of a collection, by key, by place, or by themselves."""
+    if isinstance(collection, set):
+        return {one: one for one in collection}
+    return dict(collection if isinstance(collection, dict) else enumerate(collection))
+
+
+def _without_fakes(value: Any, depth: int, earlier: Mapping[Any, Any] = _NONE) -> None:
+    """Take fake tensors out of a collection, and ``depth`` - 1 levels below; empty their cache.
+
+    Its ``earlier`` items come back in the place of those.
+    """
     if isinstance(value, _LRU_CACHE):
         results = gc.get_referents(value)  # or one of them is the dict of all
         results += [one for kept in results if type(kept) is dict for one in kept.values()]
@@ -116,13 +132,15 @@ def _without_fakes(value: Any, depth: int) -> None:
                 _without_fakes(cell.cell_contents, depth - 1)
     if type(value) not in _COLLECTIONS or not depth:
         return
-    of_keys = isinstance(value, dict)
-    items = [*(value.items() if of_keys else enumerate(value))]
-    stay = {key: one for key, one in items if not _is_fake(one)}
+    items = _items(value)
+    stay = {key: one for key, one in items.items() if not _is_fake(one)}
     if len(stay) < len(items):
+        stay = {
+            key: stay.get(key, earlier.get(key)) for key in items if key in stay or key in earlier
+        }
         value.clear()
         put_back = value.extend if isinstance(value, list | deque) else value.update
-        put_back(stay if of_keys else stay.values())
+        put_back(stay if isinstance(value, dict) else stay.values())
     for one in stay.values():
         _without_fakes(one, depth - 1)
 

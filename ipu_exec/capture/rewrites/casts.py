@@ -76,10 +76,13 @@ class Casting(TorchFunctionMode):
         *rest: Any,
         **named: Any,
     ) -> torch.Tensor:
-        """Batch norm of a float16 input with float32 statistics, stored as float32 or float16."""
+        """Batch norm with float32 statistics and parameters, stored as float32 or float16."""
         if self._downcast and weight is not None and weight.dtype is torch.float16:
             input = _half(input)
-        if running_mean is None or running_var is None or input.dtype is not torch.float16:
+        halves = torch.float16 in {one.dtype for one in (input, running_mean) if one is not None}
+        if running_mean is None or running_var is None or not halves:
+            if input.dtype is torch.float32:
+                weight, bias = _float(weight), _float(bias)
             return torch.nn.functional.batch_norm(
                 input, running_mean, running_var, weight, bias, *rest, **named
             )
@@ -95,9 +98,8 @@ class Casting(TorchFunctionMode):
             else [tensor.float() for tensor in before]
         )
         # PyTorch takes float32 statistics with float32 parameters only
-        scale, shift = (None if tensor is None else tensor.float() for tensor in (weight, bias))
         normalised = torch.nn.functional.batch_norm(
-            input, statistics[0], statistics[1], scale, shift, *rest, **named
+            input, statistics[0], statistics[1], _float(weight), _float(bias), *rest, **named
         )
         with torch.no_grad():
             for tensor, statistic in zip(before, statistics, strict=True):
@@ -127,10 +129,10 @@ def _has_mixed_parameters(
     *rest: Any,
     **named: Any,
 ) -> bool:
-    """Whether a norm of float16 has statistics and weights of two dtypes, which PyTorch refuses."""
-    if mean is None or weight is None:
-        return False
-    return input.dtype is torch.float16 and mean.dtype is not weight.dtype
+    """Whether a norm has dtypes side by side that PyTorch refuses: it takes float16 with either."""
+    own = {one.dtype for one in (mean, weight) if one is not None}
+    mixed = len(own) == 2 or input.dtype is torch.float32
+    return mixed and torch.float16 in {input.dtype, *own}
 
 
 def _cast_of(function: str, first: Any) -> Callable[[Any], Any] | None:

@@ -231,6 +231,17 @@ def counts(
     return each.new_zeros(minlength).scatter_add(0, values.to(torch.int64), each)
 
 
+def histogram(
+    values: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0
+) -> torch.Tensor:
+    """The number of values in each of ``bins`` equal parts of min to max, or of their own range."""
+    low, high = (min, max) if min != max else (values.amin(), values.amax())
+    values = values.reshape(-1)
+    place = ((values - low) * (bins / (high - low))).to(torch.int64).clamp(0, bins - 1)
+    counted = ((values >= low) & (values <= high)).to(values.dtype)
+    return values.new_zeros(bins).scatter_add(0, place, counted)
+
+
 def one_value(
     values: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -251,10 +262,40 @@ def renormalised(
     return weight.index_copy_(0, indices, rows * scale)
 
 
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Products of groups with a matrix each (a mixture's experts), which end at ``offs``.
+
+    Data decides how large a group is: with fixed shapes each takes all rows of ``a``, all columns
+    of ``b`` or all they share, and a mask leaves its own.
+    """
+    if offs is None:
+        product = a @ b
+    else:
+        at = torch.arange(a.shape[0] if b.dim() == 3 else b.shape[a.dim() - 2])
+        own = (
+            (at < offs[:, None]) & (at >= torch.nn.functional.pad(offs[:-1], (1, 0))[:, None])
+        ).to(a.dtype)
+        if b.dim() == 3:
+            product = ((a * own[:, :, None]) @ b).sum(0)
+        else:
+            product = (a * own[:, None]) @ b if a.dim() == 2 else (a @ (b * own[:, None])).sum(0)
+    product = product if bias is None else product + bias
+    return product if out_dtype is None else product.to(out_dtype)
+
+
 _OURS: dict[str, Decomposition] = {
     "_is_all_true": torch.all,  # as torch.distributions checks its arguments
+    "_grouped_mm": grouped_product,
     "bincount": counts,
+    "equal": lambda x, y: x.shape == y.shape and bool((x == y).all()),
     "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
+    "histc": histogram,
     "diagonal_scatter": diagonal_scatter,
     "embedding_renorm_": renormalised,
     "nonzero_static": nonzero_static,

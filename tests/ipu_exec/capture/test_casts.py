@@ -241,6 +241,28 @@ def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
         poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
 
 
+@pytest.mark.parametrize("kept", [torch.float16, torch.float32])
+def test_a_norm_of_half_takes_an_input_in_float(kept: torch.dtype) -> None:
+    """PyTorch refuses float16 parameters beside a float32 input, as PopTorch does not."""
+    model = nn.BatchNorm1d(4).half()
+    model.running_mean, model.running_var = torch.zeros(4, dtype=kept), torch.ones(4, dtype=kept)
+    x = torch.randn(8, 4)
+    expected = copy.deepcopy(model).float()
+    executor = poptorch.inferenceModel(model, options())
+    output = executor(x)
+    executor.copyWeightsToHost()
+    assert output.dtype is torch.float32 and torch.equal(output, expected(x))
+    assert model.running_mean.dtype is kept
+    assert torch.equal(model.running_mean, expected.running_mean.to(kept))
+
+
+def test_a_norm_without_statistics_takes_an_input_in_float() -> None:
+    model = nn.BatchNorm1d(4, track_running_stats=False).half()
+    x = torch.randn(8, 4)
+    output = poptorch.inferenceModel(model, options())(x)
+    assert torch.equal(output, copy.deepcopy(model).float()(x))
+
+
 def test_a_norm_of_half_may_keep_its_statistics_in_float() -> None:
     """PyTorch refuses float32 statistics beside float16 weights; PopTorch takes them."""
     model = nn.BatchNorm1d(4).half().eval()

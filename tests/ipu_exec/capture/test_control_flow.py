@@ -169,3 +169,18 @@ def test_what_the_backward_reads_is_refused_by_name(tmp_path) -> None:
     )
     with pytest.raises(ContentError, match=r"content of a tensor.*test_control_flow\.py"):
         executor(torch.ones(1, 2))
+
+
+def test_equal_tensors_may_choose_the_path() -> None:
+    """torch.equal reads a bool off two tensors, unless their shapes answer (gpytorch asks it)."""
+    model = model_of(
+        lambda self, x, y: self.one(x) if torch.equal(x, y) else self.other(x + y[:, :4]),
+        one=torch.nn.Linear(4, 4),
+        other=torch.nn.Linear(4, 2),
+    )
+    x = torch.rand(2, 4)
+    for y in (x.clone(), x + 1, torch.rand(2, 5)):
+        executor = ipu_exec.inferenceModel(model)
+        assert torch.equal(executor(x, y), model(x, y))
+        reads = [op.aten for op in executor.executable.graph.ops if "eq" in op.aten]
+        assert reads == ["aten.eq.Tensor"] * (y.shape == x.shape)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import ipu_exec
 from ipu_exec.capture.rewrites import decompositions as decompose
 from ipu_exec.capture.step import capture
 from ipu_exec.lowering import Builder, lowering, registry
@@ -137,6 +141,43 @@ def test_the_distance_of_two_tensors() -> None:
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     for p in (1.0, 2.0, float("inf")):
         torch.testing.assert_close(decompose.distance(a, b, p), torch.dist(a, b, p))
+
+
+def test_products_of_groups() -> None:
+    """Rows, columns, or what both share, are divided among matrices; one group is empty."""
+    ends = torch.tensor([2, 3, 3, 8], dtype=torch.int32)
+    flat, other, each = torch.randn(8, 8), torch.randn(8, 8), torch.randn(4, 8, 8)
+    for first, second in ((flat, each), (flat, other), (each, flat)):
+        expected = torch._grouped_mm(first, second.mT.contiguous().mT, offs=ends)
+        torch.testing.assert_close(decompose.grouped_product(first, second, ends), expected)
+    torch.testing.assert_close(decompose.grouped_product(each, each), each @ each)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 3), (-1, 2)])
+def test_histogram(low: int, high: int) -> None:
+    values = torch.tensor([0.0, 0.0, 1.0, 3.0, 2.0, 3.0, 2.5, 1.0]).reshape(2, 4)
+    expected = torch.histc(values, 4, low, high)
+    assert torch.equal(decompose.histogram(values, 4, low, high), expected)
+
+
+def test_a_mixture_of_experts_trains_by_products_of_groups() -> None:
+    """In float32, which PyTorch's shapes without numbers refuse (transformers' mixtures)."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        chosen, order = torch.sort(self.router(x).argmax(1))
+        ends = torch.histc(chosen.float(), 4, 0, 3).cumsum(0, dtype=torch.int32)
+        return torch._grouped_mm(x[order], self.experts, offs=ends).pow(2).mean()
+
+    model = model_of(forward, router=nn.Linear(8, 4), experts=nn.Parameter(torch.randn(4, 8, 8)))
+    plain = copy.deepcopy(model)
+    x = torch.randn(16, 8)
+    training = ipu_exec.trainingModel(model, None, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(x)
+    plain(x).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert torch.equal(model.experts, plain.experts)
+    products = [op for op in training.executable.graph.ops if op.aten == "aten.matmul.default"]
+    assert len(products) == 2, "x needs no gradient: forward, and the experts' gradient"
 
 
 GATE = model_of(lambda self, x: F.glu(x))

@@ -216,3 +216,26 @@ def test_a_cache_that_the_capture_filled_is_filled_again_with_numbers(way: str) 
     returned = engine(x)
     assert torch.equal(returned, model.layer(x + torch.arange(4) / 4))
     assert torch.equal(engine(x), returned)
+
+
+def test_places_for_tensors_are_empty_again_after_the_capture() -> None:
+    """None in a buffer, a list or a dict comes back, which x-transformers' ALiBi asks for."""
+
+    class Keeps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bias", None, persistent=False)
+            self.slots: list[torch.Tensor | None] = [None, None]
+            self.named: dict[str, torch.Tensor | None] = {"scale": None}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.bias is None:
+                self.register_buffer("bias", torch.ones(3), persistent=False)
+            if self.slots[1] is None:
+                self.slots[1] = torch.full((3,), 2.0)
+            if self.named["scale"] is None:
+                self.named["scale"] = torch.full((3,), 5.0)
+            return (x + self.bias + self.slots[1]) * self.named["scale"]
+
+    output = ipu_exec.inferenceModel(Keeps())(torch.ones(2, 3))
+    assert torch.equal(output, torch.full((2, 3), 20.0))

@@ -196,6 +196,8 @@ def test_two_hosts_train_as_one_and_pay_the_way_between_them(tmp_path: Path) -> 
         (["--instances", 2, "--nnodes", 2], "ipu-run", "--rdzv-endpoint HOST:PORT"),
         (["--replicas", 2], "ipu-run", "say --instances too"),
         (["--num-instances=2", "bash", "-c"], "poprun", "it runs a Python script"),
+        (["-vw", "python3"], "poprun", "-v/-vv/-vvv/--vv/--verbose takes no value, but has 'w'"),
+        (["-n", 2, "--only-stdout-from-instance=2", "python3"], "poprun", "they are 0 to 1"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -208,6 +210,17 @@ def test_what_cannot_be_is_said(
         status = exit.code
     assert status == 2
     assert words in re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("name", "printed"), [("output", "1"), ("stdout", "01")])
+def test_one_instance_alone_prints(name: str, printed: str, tmp_path: Path) -> None:
+    source = "import os, sys\nfor file in (sys.stdout, sys.stderr): print('here', file=file)"
+    (tmp_path / "script.py").write_text(source)
+    words = ["-n", 2, f"--only-{name}-from-instance=1", "python3", tmp_path / "script.py"]
+    done = run(*words, name="poprun")
+    assert done.stdout.splitlines() == ["[1] here"] and not done.returncode
+    lines = [line for line in done.stderr.splitlines() if line.endswith("here")]
+    assert sorted(lines) == [f"[{instance}] here" for instance in printed]
 
 
 @pytest.mark.slow

@@ -372,6 +372,11 @@ def test_refused_before_anything_compiles(
     assert not (tmp_path / "reports").exists()
 
 
+def test_several_nodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationException, match=r"num_nodes=2.*leave num_nodes out"):
+        trainer_of(tmp_path, max_steps=1, num_nodes=2).fit(Classifier())
+
+
 class Skips(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx == 1 else super().training_step(batch, batch_idx)

@@ -49,7 +49,6 @@ NONE = {
     ),
     **dict.fromkeys(("rfft", "stft", "view_as_complex", "polar"), COMPLEX),
     "hypot": "the example of CONTRIBUTING.md: the reader lowers it",
-    "histc": "nobody asked; bucketize and one_hot are lowered",
     "conv_tbc": "an old layout of conv1d, which is lowered",
 }
 BASES = {

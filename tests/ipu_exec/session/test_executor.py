@@ -579,6 +579,20 @@ def test_the_cache_is_hit_by_the_same_model_and_missed_by_another(
     assert cycles(Mnist()) == (first, False)
 
 
+def test_the_cache_is_hit_whatever_the_learning_rate(tmp_path: Path) -> None:
+    weights = []
+    for rate in (0.1, 0.2, 0.0):
+        torch.manual_seed(0)
+        model = Mnist()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        options = quiet(accumulation=2).enableExecutableCaching(str(tmp_path))
+        poptorch.trainingModel(model, options, optimizer)(*mnist_batch(8))
+        assert optimizer.param_groups[0]["lr"] == rate
+        weights.append(model.fc2.weight.detach().clone())
+    assert len([*tmp_path.glob("*.ipuexec")]) == 1
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+
+
 def test_the_cache_can_be_set_by_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,15 @@ def test_a_module_of_torch_jit_is_refused_by_its_name() -> None:
         poptorch.inferenceModel(model)
 
 
+def test_lazy_weights_are_refused_until_the_model_has_run() -> None:
+    model = WithLoss(torch.nn.LazyLinear(3))
+    for wrap in (poptorch.trainingModel, poptorch.inferenceModel):
+        with pytest.raises(poptorch.UsageError, match=r"lazy weight .*weight .*WithLoss once on a"):
+            wrap(model)
+    model(*inputs(8))
+    trained(model)(*inputs(8))
+
+
 def test_a_sparse_input_is_refused_with_the_way_out() -> None:
     model = poptorch.inferenceModel(torch.nn.Linear(6, 3))
     with pytest.raises(poptorch.UsageError, match=r"sparse_coo.*to_dense"):
