@@ -54,15 +54,18 @@ def loads(report: Report) -> pd.DataFrame:
 
     ``ipu``, ``busy`` (share of its cycles not spent waiting), ``memory`` (share of the tile's
     memory used, on the fullest tile), ``weight_bytes`` (on the chip at any time) and ``link_bytes``
-    (sent and received over links to other IPUs).
+    (sent and received over links to other IPUs). Without a run or a schedule only memory is known.
     """
     import pandas as pd
 
-    tasks = report.tasks(iteration=0)
-    tasks = tasks[tasks["kind"] != BESIDE]
-    whole = tasks.groupby("ipu")["cycles"].sum()
-    busy = tasks[tasks["task"] != BodyTask.IDLE].groupby("ipu")["cycles"].sum()
-    ipus = whole.index.to_numpy()
+    ipus = np.arange(report.target.ipus_per_replica)
+    whole = busy = links = pd.Series(dtype=np.int64)
+    if len(report.runs):
+        tasks = report.tasks(iteration=0)
+        tasks = tasks[tasks["kind"] != BESIDE]
+        whole = tasks.groupby("ipu")["cycles"].sum()
+        busy = tasks[tasks["task"] != BodyTask.IDLE].groupby("ipu")["cycles"].sum()
+        links = _link_bytes(report)
     peak = [int(report.usage.tile_columns(int(ipu))["total"].max()) for ipu in ipus]
     variables = report.usage.variables_with("role", "ipu", "bytes")
     weights = variables[variables["role"] == "weight"].groupby("ipu")["bytes"].sum()
@@ -72,7 +75,7 @@ def loads(report: Report) -> pd.DataFrame:
             "busy": (busy / whole.clip(lower=1)).reindex(ipus, fill_value=0.0).to_numpy(),
             "memory": np.array(peak) / report.target.bytes_per_tile,
             "weight_bytes": weights.reindex(ipus, fill_value=0).to_numpy(),
-            "link_bytes": _link_bytes(report).reindex(ipus, fill_value=0).to_numpy(),
+            "link_bytes": links.reindex(ipus, fill_value=0).to_numpy(),
         }
     )
 

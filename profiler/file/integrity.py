@@ -194,6 +194,8 @@ def of_tasks(columns: Mapping[str, np.ndarray], body_ipu: np.ndarray, context: C
             if wrong:
                 return wrong
     start, end = columns["start"], columns["end"]
+    if not len(start):
+        return "a run has no tasks"
     if (end < start).any():
         return "a task ends before it starts"
     return "a task runs on another IPU than its body" if (columns["ipu"] != body_ipu).any() else ""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import traceback
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import compress, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import records
 from ipuscope.profiler.file.writer import ProfileWriter
 from ipuscope.profiler.pva import import_blocks
+from ipuscope.profiler.report import open_report
 
 _IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
 _NAMES: dict[type[Any], tuple[str, ...]] = {
@@ -42,6 +44,8 @@ _PLAIN = re.compile(r'"?(true|false|[\d.]*)"?', re.IGNORECASE)  # an option's va
 _REMOTE = re.compile(r"remote|/(load|store)/")  # PopART's operators, and our names
 _OPTIONS = ("options", "engineOptions", "targetOptions")
 MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor's
+MOST_OBJECTS = 2_000_000  # runs, liveness steps, operators: 15 times those of GPT-3 on 256 IPUs
+_SEND = "If the file is sound, send this line (docs/how-to/real-profiles.md, 'If it fails')"
 
 
 @dataclass
@@ -84,25 +88,52 @@ def import_profile(
         raise ProfileError(
             source, f"{pva.__name__} cannot open it: {error}", "Give the SDK that wrote it"
         ) from error
-    made = _Import(pva, report, source, anonymise)
-    with ProfileWriter(path, writer="ipu-report import") as writer:
-        for rows in made.tables():
-            made.count(rows)
-            writer.add(rows)
-        if trace is not None:
-            events = list(made.host_events(pva.openTrace(str(trace))))
-            made.count(events)
-            writer.add(events)
-        writer.meta(
-            kind="training" if made.training else "inference",
-            model="imported" if anonymise else _called(source),
-            state="executed" if made.runs else "compiled",
-            strategy="imported",
-            pipelined=made.pipelined,
-            warnings=[f"not in the imported profile: {name}" for name in made.met.missing],
+    writer = None
+    try:
+        made = _Import(pva, report, source, anonymise)
+        with ProfileWriter(path, writer="ipu-report import") as writer:
+            for at, rows in enumerate(made.tables()):
+                made.count(rows)
+                writer.add(rows)
+                if not at:  # the machine, which sizes all that follows
+                    _sound(writer.partial, source)
+            if trace is not None:
+                events = list(made.host_events(pva.openTrace(str(trace))))
+                made.count(events)
+                writer.add(events)
+            writer.meta(
+                kind="training" if made.training else "inference",
+                model="imported" if anonymise else _called(source),
+                state="executed" if made.runs else "compiled",
+                strategy="imported",
+                pipelined=made.pipelined,
+                warnings=[f"not in the imported profile: {name}" for name in made.met.missing],
+            )
+            _sound(writer.partial, source)
+            writer.publish()
+    except Exception as error:  # whatever an object model leads to that is not as expected
+        if writer is not None:
+            with suppress(OSError):
+                writer.partial.unlink(missing_ok=True)
+        if isinstance(error, ProfileError):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{Path(last.filename).name}:{last.lineno}"
+        words = (
+            f"{pva.__name__} reads what was not expected: {error or type(error).__name__} ({at})"
         )
-        writer.publish()
+        raise ProfileError(source, words, _SEND) from error
     return made.met
+
+
+def _sound(written: Path, source: str | os.PathLike[str]) -> None:
+    """Raise ProfileError if the rows are not what every reader relies on."""
+    try:
+        with open_report(written) as report:
+            for record in records.STORED:
+                report.file.check(record)
+    except ProfileError as error:
+        raise ProfileError(source, f"it cannot be imported: {error.problem}", _SEND) from error
 
 
 def _called(source: str | os.PathLike[str]) -> str:
@@ -122,13 +153,13 @@ class _Import:
         self._names: dict[str, str] | None = {} if anonymise else None
         self.target = self._target()
         self.ipus, self.tiles = self.target.ipus_per_replica, self.target.tiles_per_ipu
-        self.runs: list[Any] = list(self._of(self._of(report, "execution", None), "runs", ()))
-        self.programs = [
-            one.program
-            for one in self._of(self._of(report, "compilation", None), "livenessProgramSteps", ())
-        ]
+        self.runs = self._all(self._of(report, "execution", None), "runs")
+        compiled = self._of(report, "compilation", None)
+        self.programs = [one.program for one in self._all(compiled, "livenessProgramSteps")]
         self.keys = [self._key(program) for program in self.programs]
         self.executed = self._executed()
+        ran = [bool(parts) for parts in self.executed]  # of others, only that they were
+        self.runs, self.executed = ([*compress(of, ran)] for of in (self.runs, self.executed))
         self.ops: list[records.Op] = []
         self.links: list[import_blocks.Links] = []
         # operators that run a program, each after its first step: code may be shared
@@ -142,6 +173,13 @@ class _Import:
         except Exception:  # some libraries raise their own for what was not recorded
             self.met.missing[f"{type(owner).__name__}.{name}"] += 1
             return otherwise
+
+    def _all(self, owner: Any, name: str) -> list[Any]:
+        """The entries of an attribute, of which there may be many but not without end."""
+        entries = list(islice(self._of(owner, name, ()), MOST_OBJECTS + 1))
+        if len(entries) > MOST_OBJECTS:
+            raise ProfileError(self.source, f"it has more than {MOST_OBJECTS:,} {name}", _SEND)
+        return entries
 
     def count(self, rows: list[Any]) -> None:
         """Count finished rows; if names are to go, a number comes into the place of each."""
@@ -162,6 +200,7 @@ class _Import:
 
     def tables(self) -> Iterator[list[Any]]:
         """Rows of each table; tables that others refer to come first."""
+        yield [self.target]
         self._operations()
         names = import_blocks.name_blocks(self.ops, self.links)
         steps, tree, sets = self._steps()
@@ -178,7 +217,7 @@ class _Import:
         else:
             self.met.missing["Blocks: neither stated nor numbered in module paths"] += 1
         stages = import_blocks.stage_rows(self._stage_ipus, spent, blocks, variables, self.training)
-        yield from ([self.target], [*self._options()], stages, blocks, self.ops, bodies)
+        yield from ([*self._options()], stages, blocks, self.ops, bodies)
         yield from ([*tree, *steps], sets, variables, uses, traces)
 
     def _target(self) -> records.Target:
@@ -231,7 +270,7 @@ class _Import:
                 joint = purpose == Purpose.EXTERNAL_SYNC
                 own = [
                     (ipu, int(one.activeCycles.cyclesFrom.max), int(one.cycles))
-                    for ipu, one in enumerate(list(step.ipus)[: self.ipus])
+                    for ipu, one in enumerate(islice(step.ipus, self.ipus))
                     if one.cycles
                 ]
                 there = max((begin for _, begin, _ in own), default=0) if joint else 0
@@ -252,7 +291,9 @@ class _Import:
     def _operations(self) -> None:
         analysis = getattr(self.pva, "OperationAnalysis", None)
         try:
-            operations = list(analysis(self.report).operations) if analysis else []
+            operations = self._all(analysis(self.report), "operations") if analysis else []
+        except ProfileError:
+            raise
         except Exception:  # without debug.cbor
             operations = []
         if not operations:
@@ -280,7 +321,7 @@ class _Import:
                     ipu=0,
                     module=str(fields.get("module", "")),
                     file=str(getattr(place, "fileName", "")),
-                    line=int(getattr(place, "lineNumber", 0) or 0),
+                    line=max(0, int(getattr(place, "lineNumber", 0) or 0)),
                     forward_op=-1,
                     flops=0,
                     cycles=0,
@@ -679,5 +720,5 @@ def _fields(context: Any) -> dict[str, Any]:
         except ValueError:
             own = {}
         fields = {**own, **fields} if isinstance(own, dict) else fields
-        waiting += list(getattr(one, "parents", ()) or ())
+        waiting += islice(getattr(one, "parents", ()) or (), 16)
     return fields

@@ -341,9 +341,12 @@ def check_run(report: Report, run: int) -> None:
     if run < runs:
         return
     if not runs:
+        anew = "Compile the model anew: ipu-run --compile-only --profile-dir DIR script.py"
+        if report.imported:
+            anew = "Import a profile of a run: autoReport.outputExecutionProfile writes one"
         raise CommandError(
             f"{report.path}: it has neither a run nor a schedule (state: {report.meta['state']})."
-            " Compile the model anew: ipu-run --compile-only --profile-dir DIR script.py"
+            f" {anew}"
         )
     raise CommandError(
         f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"

@@ -126,6 +126,8 @@ def _stages(report: common.Report) -> str:
     from ipuscope.profiler.enums import Direction
     from ipuscope.profiler.file import records
 
+    if report.imported:  # its runs may differ: several bodies of a stage and direction
+        return ""
     bodies, stages = report.file.table(records.Body), report.stage_columns
     cycles_of = dict[tuple[int, str], int]()
     columns = (bodies[name].tolist() for name in ("kind", "stage", "direction", "cycles"))

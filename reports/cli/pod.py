@@ -11,6 +11,8 @@ import argparse
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ipuscope.reports.cli import common
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -48,6 +50,8 @@ def page(report: Report, args: argparse.Namespace) -> Page:
     from ipuscope.profiler.units import count
     from ipuscope.reports.tables import Page, Table, say
 
+    if args.by != "memory":
+        common.check_run(report, 0)
     ipus = analysis.pod(report)
     share = ipus[_COLUMNS[args.by]]
     if args.by == "links":

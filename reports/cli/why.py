@@ -28,6 +28,7 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.units import cycles, percent
     from ipuscope.reports.tables import Column, Table, identity, sentence, text
 
+    common.check_run(report, 0)
     path = path_columns(report)
     table, total = waterfall_columns(path), int(path["cycles"].sum())
     phases = [phase for phase in PHASES if phase in table]

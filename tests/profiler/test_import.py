@@ -212,6 +212,72 @@ def test_what_the_vendors_reader_refuses_is_a_clear_error(tmp_path: Path) -> Non
     assert not (tmp_path / "own.pop").exists()
 
 
+def endless() -> Any:
+    while True:
+        yield SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "words"),
+    [
+        ("target.numIPUs", "two", "pva reads what was not expected: .* .import_profile.py:"),
+        ("target.numIPUs", None, "pva reads what was not expected"),
+        ("target.tilesPerIpu", 10**9, "target.tiles_per_ipu has 1000000000, which is not within"),
+        ("target.ipusPerReplica", 10**12, "target.ipus_per_replica has 1000000000000"),
+        ("target.bytesPerTile", 1 << 70, "pva reads what was not expected: Python int too large"),
+        ("livenessProgramSteps", [3], "'int' object has no attribute 'program'"),
+        (
+            "tiles",
+            [SimpleNamespace(memory=SimpleNamespace(alwaysLiveBytes=-1))],
+            "variables.bytes has -1",
+        ),
+    ],
+)
+def test_what_is_not_as_expected_is_one_line_and_no_file(
+    where: str, value: object, words: str, tmp_path: Path
+) -> None:
+    theirs = by_hand()
+    compilation = theirs.openReport().compilation
+    *path, name = where.split(".")
+    owner = compilation
+    for one in path:
+        owner = getattr(owner, one)
+    setattr(owner, name, value)
+    with pytest.raises(ProfileError, match=words) as raised:
+        import_profile(theirs, "theirs.pop", tmp_path / "own.pop")
+    assert raised.value.path == "theirs.pop"
+    assert "docs/how-to/real-profiles.md" in raised.value.remedy
+    assert [*tmp_path.glob("own.pop*.p*")] == [] and not (tmp_path / "own.pop").exists()
+    assert not (tmp_path / "own.pop.partial").exists()
+
+
+def test_lists_without_an_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipuscope.profiler.pva.import_profile.MOST_OBJECTS", 1000)
+    theirs = by_hand()
+    theirs.openReport().compilation.livenessProgramSteps = (
+        SimpleNamespace(program=one) for one in endless()
+    )
+    with pytest.raises(ProfileError, match="more than 1,000 livenessProgramSteps"):
+        import_profile(theirs, "theirs.pop", tmp_path / "own.pop")
+
+
+def test_a_profile_without_a_run_has_no_path_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose steps were not recorded is none, too."""
+    theirs = by_hand()
+    report = theirs.openReport()
+    report.execution = SimpleNamespace(runs=[SimpleNamespace(steps=[]), SimpleNamespace()])
+    theirs.openReport = lambda *_: report
+    path = str(tmp_path / "own.pop")
+    import_profile(theirs, "theirs.pop", path)
+    assert main(["summary", path]) == main(["pod", "--by", "memory", path]) == 0
+    capsys.readouterr()
+    for command in ("why", "pod"):
+        assert main([command, path]) == 1
+        assert "neither a run nor a schedule" in capsys.readouterr().err
+
+
 def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) -> None:
     own, measured = through(synthetic_profile(tmp_path / "a.pop", ipus=2), tmp_path)
     same = analysis.compare_classes(measured, own)

@@ -36,6 +36,8 @@ def layout(view: View) -> Any:
         parts.append(f"{target.num_replicas} replicas (r)")
     what = f"{count(number, 'IPU')}: {'; '.join(parts)}."
 
+    there = list(_BY) if len(view.report.runs) else ["memory"]  # time needs a schedule
+
     def no_ipu(value: str) -> str:
         if common.whole(value, -1, 0, number - 1) >= 0:
             return ""
@@ -45,7 +47,7 @@ def layout(view: View) -> Any:
     return [
         common.controls(
             view,
-            common.switch(view, "by", "colour", [(one, one) for one in _BY], "busy"),
+            common.switch(view, "by", "colour", [(one, one) for one in there], there[0]),
             common.hidden(view, "ipu", check=no_ipu),
         ),
         common.figure_card(

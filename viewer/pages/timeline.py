@@ -42,7 +42,9 @@ def layout(view: View) -> Any:
     """The page; its callbacks draw it."""
     report = view.report
     if not len(report.runs):
-        words = "This profile has no schedule: it ends before the compile did."
+        words = "This profile has no schedule: " + (
+            "its runs have no steps." if report.imported else "it ends before the compile did."
+        )
         return [common.controls(view), common.card("Timeline", common.message(words))]
     ipus = [
         ("all", "all"),
