@@ -16,9 +16,6 @@ from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import SLICE_BYTES_PER_CYCLE, SLICE_CYCLES
 from ipuscope.planner.costs.vertex_costs import WORKERS, rows
 
-_HALVES = {"float16", "bfloat16"}
-_FLOATS = {"float32", "float64"} | _HALVES
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -38,8 +35,8 @@ class Cost:
 
     def cycles(self, elements: np.ndarray, dtype: str) -> np.ndarray:
         """int64 cycles over tiles for ``elements`` a tile; 0 where there are none."""
-        floats = self.fp16 if dtype in _HALVES else self.fp32
-        rate, unit = floats if dtype in _FLOATS else self.integers
+        rates = {"half": self.fp16, "float": self.fp32}
+        rate, unit = rates.get(poplar_type(dtype), self.integers)
         loops = ceil_div(ceil_div(elements, WORKERS), unit)
         return np.where(elements > 0, self.base + WORKERS * (self.worker + rate * loops), 0)
 

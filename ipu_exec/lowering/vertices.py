@@ -32,21 +32,16 @@ def vertex_info(vertex_type: str) -> tuple[int, int]:
     """(bytes of code, of state and fields) of a type like ``poplin::ReduceAdd<float,float>``."""
     family, bracket, types = vertex_type.partition("<")
     family = family.rsplit("::", 1)[-1]
-    return _code_bytes(family, f"{family}{bracket}{types}"), STATE_BYTES + FIELD_BYTES
-
-
-def _code_bytes(family: str, name: str) -> int:
+    name = f"{family}{bracket}{types}"
     of_types = (nbytes for one, nbytes in _code().items() if "<" in one and name.startswith(one))
-    return next(of_types, _code().get(family, _DEFAULT_CODE_BYTES))
+    code = next(of_types, _code().get(family, _DEFAULT_CODE_BYTES))
+    return code, STATE_BYTES + FIELD_BYTES
 
 
 _POPLAR_TYPES = {
-    "float32": "float",
-    "float64": "float",
-    "float16": "half",
-    "bfloat16": "half",
-    "int64": "int",
-    "int32": "int",
+    **dict.fromkeys(("float32", "float64"), "float"),
+    **dict.fromkeys(("float16", "bfloat16"), "half"),
+    **dict.fromkeys(("int64", "int32"), "int"),
     "int16": "short",
     "int8": "signed char",
     "uint8": "unsigned char",

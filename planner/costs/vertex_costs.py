@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,5 @@ def step_vertices(report: Report, steps: np.ndarray) -> np.recarray[Any, Any]:
     at = order[np.searchsorted(table["id"][order], steps)]
     here, which = np.unique(table["compute_set"][at], return_inverse=True)
     costs = [cost_of_type.get(type_of_set.get(one, -1), VertexCost()) for one in here.tolist()]
-    columns = [
-        np.array([getattr(cost, one.name) for cost in costs], dtype=one.default.__class__)[which]
-        for one in fields(VertexCost)
-    ]
-    return np.rec.fromarrays(columns, names=[one.name for one in fields(VertexCost)])
+    of_fields = [(one.name, type(one.default)) for one in fields(VertexCost)]
+    return np.array([astuple(cost) for cost in costs], of_fields)[which].view(np.recarray)
