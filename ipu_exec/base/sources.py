@@ -15,10 +15,15 @@ import ipuscope
 def fingerprint() -> str:
     """A digest of PyTorch's version and of every source that can change what is compiled."""
     digest = hashlib.sha256(torch.__version__.encode())
-    engine, rest = Path(__file__).parents[1], Path(ipuscope.__file__).parent
-    folders = engine, rest / "profiler"
-    files = sorted(one for folder in folders for one in folder.rglob("*"))
-    for source in files:
-        if source.suffix in (".py", ".csv"):
-            digest.update(source.read_bytes())
+    for source in compiling():
+        digest.update(source.read_bytes())
     return digest.hexdigest()
+
+
+def compiling() -> list[Path]:
+    """Every source that can change what is compiled."""
+    rest = Path(ipuscope.__file__).parent
+    folders = Path(__file__).parents[1], rest / "profiler"
+    files = sorted(one for folder in folders for one in folder.rglob("*"))
+    tables = rest / "planner" / "costs" / "vertex_costs.csv"
+    return [*(one for one in files if one.suffix in (".py", ".csv")), tables]

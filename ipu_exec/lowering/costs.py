@@ -6,31 +6,27 @@ the type are done in ``c`` worker cycles.
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import SLICE_BYTES_PER_CYCLE, SLICE_CYCLES
-
-WORKERS = 6
-_HALVES = {"float16", "bfloat16"}
-_FLOATS = {"float32", "float64"} | _HALVES
+from ipuscope.planner.costs.vertex_costs import WORKERS, rows
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of one kind of vertex. Rates are (worker cycles, elements) for fp32 and for fp16."""
+    """Cycles of one kind of vertex. Rates are (worker cycles, elements), for each type."""
 
     vertex: str  # T is the data type
     base: int
     worker: int
     fp32: tuple[int, int]
     fp16: tuple[int, int]
+    integers: tuple[int, int]  # of truths, too
     flops: int = 1  # an element
 
     def vertex_type(self, dtype: str) -> str:
@@ -39,25 +35,18 @@ class Cost:
 
     def cycles(self, elements: np.ndarray, dtype: str) -> np.ndarray:
         """int64 cycles over tiles for ``elements`` a tile; 0 where there are none."""
-        rate, unit = self.fp16 if dtype in _HALVES else self.fp32
-        if dtype not in _FLOATS:  # integers have no vector instructions: an element at a time
-            unit = 1
+        rates = {"half": self.fp16, "float": self.fp32}
+        rate, unit = rates.get(poplar_type(dtype), self.integers)
         loops = ceil_div(ceil_div(elements, WORKERS), unit)
         return np.where(elements > 0, self.base + WORKERS * (self.worker + rate * loops), 0)
 
 
-def _kinds() -> dict[str, Cost]:
-    kinds = {}
-    file = Path(__file__).with_name("vertex_costs.csv")
-    for kind, vertex, *numbers, _ in [*csv.reader(file.read_text("utf-8").splitlines())][1:]:
-        base, worker, *rates, flops = map(int, numbers)
-        kinds[kind] = Cost(vertex, base, worker, (rates[0], rates[1]), (rates[2], rates[3]), flops)
-    return kinds
-
-
-KINDS = _kinds()
-"""Kinds of elementwise vertices: ``vertex_costs.csv``. Those of docs/cycles.md#elementwise, and
-others, whose rows say what they are taken from."""
+KINDS = {
+    kind: Cost(vertex, base, worker, (a, b), (c, d), (e, f), flops)
+    for kind, vertex, (base, worker, a, b, c, d, e, f, flops) in rows()
+}
+"""Kinds of elementwise vertices, of ``planner/costs/vertex_costs.csv``: those of
+docs/cycles.md#elementwise, and others, whose rows say what they are taken from."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from ipuscope.planner.mappings.mapping import attached
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
-from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, fewest_stages
+from ipuscope.planner.search.split_search import ALL_CHOICES, Split, best_split, fewest_stages
 from ipuscope.planner.search.what_fits import too_large
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report
@@ -82,8 +82,7 @@ def fewest_changes(basis: Basis, ipus: int = 0, surely: bool = True) -> Levers |
     with the quickest split of their Blocks (default: the profiled stages; another split if none of
     these fits). Of combinations of as many levers the quickest, half precision only if no other.
     """
-    single = [levers for _, levers in _candidates(basis, 0) if levers.split is None]
-    single += _smaller(basis)[1:]
+    single = [*_with_these_stages(basis), *_smaller(basis)[1:]]
     for number in range(4):
         fitting = []
         for some in combinations(single, number):
@@ -114,7 +113,7 @@ def way_to_fit(
     where = f" on {count(ipus, 'IPU')}" if ipus else ""
     words = f"No combination of up to three levers is predicted to fit{where}."
     if any(one.of_code for one in basis.memory_with(Levers())):
-        others = [argument(one) for _, one in _candidates(basis, 0) if one.half or one.micro_batch]
+        others = [argument(one) for one in _with_these_stages(basis) if one.half or one.micro_batch]
         words = (
             f"Its code is too large{where}. Only a compile shows how much code other settings need"
         )
@@ -187,13 +186,20 @@ def _that_fits_with(
     again, off = bool(levers.recompute), bool(levers.state)
     own = costs.own_choices
     ways = dict.fromkeys(Choice(again or one.recompute, off or one.offload) for one in own)
-    try:
-        split = best_split(costs, stages, choices=(*ways,) if costs.training else ())
-    except ValueError:
-        return None
-    if not fits(split.prediction.memory) or split.prediction.problems:
+    choices = (*ways,) if costs.training else ()
+    split = basis.report.file.once(
+        f"with {argument(levers)} onto {stages} of {ipus}", partial(_best, costs, stages, choices)
+    )
+    if split is None or not fits(split.prediction.memory) or split.prediction.problems:
         return None
     return split.prediction.total / samples, split.prediction.assignment
+
+
+def _best(costs: Costs, stages: int, choices: Sequence[Choice]) -> Split | None:
+    try:
+        return best_split(costs, stages, choices=choices)
+    except ValueError:
+        return None
 
 
 def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:
@@ -216,19 +222,26 @@ def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
     costs = basis.costs
     for words, split in _moves(basis, ipu) if basis.can_split else ():
         yield words, Levers(split=split)
-    best = _that_fits(costs) if basis.can_split else None
-    if best is not None:
-        yield "the quickest split that fits", Levers(split=best)
+    if basis.can_split and len(set(costs.ipus)) == len(costs.ipus) > 1:
+        best = _best(costs, len(costs.ipus), ALL_CHOICES if costs.training else ())
+        if best is not None and not best.prediction.problems:
+            yield "the quickest split that fits", Levers(split=best.prediction.assignment)
+    for levers in _with_these_stages(basis):
+        words = "recomputation instead of keeping activations" if levers.recompute else ""
+        state = levers.state and f"optimiser state {levers.state.replace('-', ' ')}"
+        yield words or state or ("half precision" if levers.half else title(basis, levers)), levers
+
+
+def _with_these_stages(basis: Basis) -> Iterator[Levers]:
+    """Changes that may free memory of any IPU."""
+    costs = basis.costs
     if costs.training and costs.pipelined and not costs.recompute:
-        yield "recomputation instead of keeping activations", Levers(recompute=True)
+        yield Levers(recompute=True)
     if basis.keeps_state and basis.state == STATES[0]:
-        states = STATES[1:] if basis.replicas > 1 else STATES[1:2]
-        for state in states:
-            yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)
+        yield from (Levers(state=one) for one in STATES[1 : 3 if basis.replicas > 1 else 2])
     if basis.sizes.halves:
-        yield "half precision", Levers(half=True)
-    for levers in _smaller(basis)[:1]:
-        yield title(basis, levers), levers
+        yield Levers(half=True)
+    yield from _smaller(basis)[:1]
 
 
 def _smaller(basis: Basis) -> list[Levers]:
@@ -257,17 +270,6 @@ def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
             sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
             words = f"Block {costs.names[last]} to stage {stage + 1}"
             yield words, replace(present, starts=sooner)
-
-
-def _that_fits(costs: Costs) -> Assignment | None:
-    """The quickest split onto as many IPUs, with each stage saving memory as it needs."""
-    if len(set(costs.ipus)) < len(costs.ipus) or len(costs.ipus) < 2:
-        return None
-    try:
-        split = best_split(costs, len(costs.ipus), choices=ALL_CHOICES if costs.training else ())
-    except ValueError:
-        return None
-    return None if split.prediction.problems else split.prediction.assignment
 
 
 def _command_and_page(basis: Basis, levers: Levers) -> tuple[str, str]:

@@ -8,6 +8,7 @@ region.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,6 +18,18 @@ from ipuscope.planner.costs.machine_costs import MachineCosts
 def extents(total: np.ndarray, beyond: np.ndarray, machine: MachineCosts) -> np.ndarray:
     """``total``, int64[IPU, tile], where no code is ``beyond`` region 0; else beyond the tile."""
     return np.where(beyond > 0, np.maximum(total, machine.bytes_per_tile + beyond), total)
+
+
+def shared_again(users: np.ndarray) -> dict[int, list[tuple[int, int]]]:
+    """Blocks and pieces that they share with an earlier Block, by how much earlier the last one is.
+
+    ``users``, bool[piece, Block]. A stage with both Blocks has the piece once.
+    """
+    apart: dict[int, list[tuple[int, int]]] = {}
+    for piece, which in enumerate(users):
+        for before, block in pairwise(np.flatnonzero(which).tolist()):
+            apart.setdefault(block - before, []).append((block, piece))
+    return apart
 
 
 @dataclass(frozen=True)
@@ -63,21 +76,36 @@ class CodeMemory:
         """Whether the code of all Blocks together has no room in region 0."""
         return not self._surely_fit(np.ones((1, len(self.own)), dtype=bool), machine).all()
 
-    def of_intervals(self, width: int, machine: MachineCosts) -> np.ndarray:
-        """`extents` of code alone, of Blocks ``first .. first + width``: int64[first, width]."""
+    def of_intervals(self, width: int, machine: MachineCosts, enough: int) -> np.ndarray:
+        """`extents` of code alone, of Blocks ``first .. first + width``: int64[first, width].
+
+        ``enough``: bytes of a tile; where all stages so long have more, longer ones count as these.
+        """
         count = len(self.own)
         beyond = np.zeros((max(1, count), width), dtype=np.int64)
         if not self.may_be_beyond(machine):
             return beyond
-        most = self.besides.max(axis=0)
-        for first in range(count):
-            new = self.own[first : first + width].copy()
-            users = self.users[:, first : first + width]
-            used = np.flatnonzero(users.any(axis=1))
-            np.add.at(new, users[used].argmax(axis=1), self.pieces[used])
-            code = (most + np.cumsum(new, axis=0)).max(axis=1) - machine.region0_bytes
-            beyond[first, : len(code)] = np.where(code > 0, machine.bytes_per_tile + code, 0)
+        # a product of floats is BLAS's, and exact
+        new = self.own + (self.users.T.astype(float) @ self.pieces.astype(float)).astype(np.int64)
+        code, apart = np.tile(self.besides.max(axis=0), (count, 1)), shared_again(self.users)
+        for step in range(min(width, count)):
+            for block, piece in apart.get(step, ()):
+                new[block] -= self.pieces[piece]
+            code = code[: count - step]
+            code += new[step:]
+            more = code.max(axis=1) - machine.region0_bytes
+            beyond[: len(code), step] = np.where(more > 0, machine.bytes_per_tile + more, 0)
+            if machine.bytes_per_tile + int(more.min()) > enough:
+                beyond[:, step + 1 :] = beyond[:, step, None]
+                break
         return beyond
+
+    def surely_beyond(self, blocks: slice, machine: MachineCosts) -> bool:
+        """Whether code of these Blocks, with none of no Block, is beyond region 0."""
+        if not len(self.own):
+            return False
+        shared = self.pieces[self.users[:, blocks].any(axis=1)].sum(axis=0)
+        return bool((shared + self.own[blocks].sum(axis=0) > machine.region0_bytes).any())
 
     def _surely_fit(
         self, runs: np.ndarray, machine: MachineCosts, growth: float = 1.0

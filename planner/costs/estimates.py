@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from math import log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ipuscope.planner.costs.block_memory import BlockMemory
 from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.costs.vertex_costs import StepVertices, step_vertices
+from ipuscope.planner.costs.vertex_costs import step_vertices
 from ipuscope.profiler.analysis.peak import MACS_PER_CYCLE
 from ipuscope.profiler.enums import OF_WEIGHTS, Direction, Purpose, Role
 from ipuscope.profiler.file import records
@@ -267,7 +267,7 @@ class _Order:
         mask: np.ndarray = self.exchange & (self.after >= 0) & computing[self.after]
         return mask
 
-    def partial_sums(self, vertices: StepVertices) -> np.ndarray:
+    def partial_sums(self, vertices: np.recarray[Any, Any]) -> np.ndarray:
         """Mask of steps that add up what other tiles have added up or multiplied, and bring it."""
         made = vertices.sums | vertices.product
         adding = vertices.sums & (self.before >= 0) & made[self.before]

@@ -1,13 +1,18 @@
 """What starting a vertex takes, and how its cycles an element change in float16.
 
-By the vertex's published name, from the formulas of docs/cycles.md, to which a test holds the
-tables: cycles are a start and so many for each element (or, of copies, for each byte).
+By the vertex's published name, from the formulas of docs/cycles.md: cycles are a start and so many
+for each element (or, of copies, for each byte). Those of elementwise vertices are rows of
+``vertex_costs.csv``, with which the engine counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import csv
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,63 +21,24 @@ from ipuscope.profiler.report import Report
 
 HALVES = 0.5  # where float16 has twice the elements in a vector
 STAYS = 1.0  # an element at a time, or float32 whatever the model
+WORKERS = 6
 
 # Cycles of a vertex without elements, all its workers together.
 STARTS = {
-    "popops::BinaryOp1D": 173,
-    "popops::BinaryOp1DInPlace": 58,
-    "popops::BroadcastVectorInner": 160,
-    "popops::ScaledAddSupervisor": 60,
-    "popops::Fill": 156,
-    "popops::Cast1DSingleWorker": 234,
-    "popops::Transpose2D": 588,
-    "poplar_rt::Memcpy64BitSupervisor": 22,
     "popops::MultiSlice": 180,
     "popops::MultiUpdateAdd": 216,
-    "poprand::UniformSupervisor": 170,
-    "poprand::DropoutSupervisor": 150,
     "poplin::ConvPartial1x1Out": 337,  # with one block of weights; each more takes 221
     "poplin::ConvPartialnx1": 450,
     **dict.fromkeys(("popops::Reduce", "poplin::ReduceAdd"), 192),
     **{f"popops::Dynamic{one}1{d}": 403 for one in ("Slice", "UpdateSlice") for d in "Dd"},
-    **{f"popops::{one}": 122 for one in ("BroadcastScalar1D", "UnaryOp1D", "Select", "Clamp")},
-    **{f"popnn::{one}": 122 for one in ("NonLinearity1D", "NonLinearityGrad1D")},
-    **{f"ipuscope::{one}": 122 for one in ("Generic", "Series")},
 }
-_EXPONENT_STARTS = 218  # it sets up more than the other functions
-
-# Times as many cycles an element in float16, where it is not half. By vertex, then by function.
-_OF_VERTICES = {
-    **{f"popops::{one}": STAYS for one in ("Select", "Cast1DSingleWorker", "Transpose2D")},
-    "popops::EncodeOneHot": STAYS,
-    # rows take most, not their elements
-    **{f"popnn::{one}": STAYS for one in ("MaxPooling", "MaxPoolingGrad")},
-    **{f"ipuscope::{one}": STAYS for one in ("Generic", "Series")},
+# Times as many cycles an element in float16, where it is not half.
+_IN_HALF = {
+    # pooling: rows take most, not their elements
+    **dict.fromkeys(("popops::EncodeOneHot", "popnn::MaxPooling", "popnn::MaxPoolingGrad"), STAYS),
     # a row of ten outputs: (3 + 34 + 4 * 7) / (3 + 45 + 8 * 7); shorter ones are less than halved
     "poplin::ConvPartialnx1": 0.625,
 }
-_OF_FUNCTIONS = {
-    **dict.fromkeys(("REMAINDER", "ATAN2", "POWER", "SIN", "ASIN"), STAYS),
-    "DIVIDE": (21 / 4) / (10 / 2),
-    "EXPONENT": (4 / 4) / (6 / 2),
-    "LOGARITHM": (4 / 4) / (12 / 2),
-    "TANH": (4 / 4) / (12 / 2),
-    "SIGMOID": (6 / 4) / (12 / 2),
-    "SQRT": (23 / 4) / (10 / 2),
-    "RSQRT": (19 / 4) / (8 / 2),
-    "INVERSE": (15 / 4) / (6 / 2),
-    "GELU_ERF": 16 / 22,
-    "ERF": 13 / 41,
-}
-_OF_BOTH = {  # a function of a vertex
-    ("popnn::NonLinearity1D", "GELU"): (8 / 4) / (21 / 2),
-    ("popnn::NonLinearityGrad1D", "GELU"): (15 / 4) / (26 / 2),
-}
-_SUMS = ("popops::Reduce", "poplin::ReduceAdd")
-_NO_SUMS = ("ReduceMax", "ReduceMin")
-_PRODUCTS = "poplin::Conv"
-_REARRANGES = "popops::Transpose2D"
-_LOOK_UP = ("popops::MultiSlice", "popops::MultiUpdateAdd")
 
 
 @dataclass(frozen=True)
@@ -88,39 +54,56 @@ class VertexCost:
     of_half: bool = False
 
 
+def rows() -> Iterator[tuple[str, str, list[int]]]:
+    """Kind, vertex and numbers of elementwise vertices, in the order of their file's columns."""
+    text = Path(__file__).with_name("vertex_costs.csv").read_text("utf-8")
+    for kind, vertex, *numbers, _ in [*csv.reader(text.splitlines())][1:]:
+        yield kind, vertex, [*map(int, numbers)]
+
+
+def _parts(name: str) -> tuple[str, str, list[str]]:
+    """Vertex, its function if it has one, and the words of its type."""
+    kind, _, types = name.partition("<")
+    words = types.replace("::", ",").replace(">", ",").split(",")
+    return kind, next((one for one in words if len(one) > 1 and one.isupper()), ""), words
+
+
+@cache
+def _elementwise() -> dict[tuple[str, str], tuple[int, float]]:
+    """Start, and times the cycles in float16, by vertex and function; "": of any other one."""
+    known: dict[tuple[str, str], tuple[int, float]] = {}
+    for _, vertex, (base, worker, cycles, elements, half, halves, *_) in rows():
+        kind, function, _ = _parts(vertex)
+        start = base + WORKERS * worker
+        known[kind, function] = start, (half / halves) / (cycles / elements)
+        known.setdefault((kind, ""), (start, HALVES))
+    return known
+
+
 @cache
 def of_vertex(name: str) -> VertexCost:
     """The cost of a vertex by its published name, "popops::UnaryOp1D<...EXPONENT,float>"."""
-    kind, _, types = name.partition("<")
-    words = types.replace("::", ",").replace(">", ",").split(",")
-    function = next((word for word in words if word in _OF_FUNCTIONS), "")
-    start = _EXPONENT_STARTS if function == "EXPONENT" else STARTS.get(kind, -1)
-    in_half = _OF_FUNCTIONS.get(function, _OF_VERTICES.get(kind, HALVES))
-    of_both = (_OF_BOTH[kind, word] for word in words if (kind, word) in _OF_BOTH)
-    in_half = next(of_both, in_half)
-    if types and "float" not in words:  # integers and truths are as long in any model
+    kind, function, words = _parts(name)
+    other = _elementwise().get((kind, ""), (STARTS.get(kind, -1), _IN_HALF.get(kind, HALVES)))
+    start, in_half = _elementwise().get((kind, function), other)
+    if words[0] and "float" not in words:  # integers and truths are as long in any model
         in_half = STAYS
-    sums = kind in _SUMS and not any(word in _NO_SUMS for word in words)
-    product, rearranges = kind.startswith(_PRODUCTS), kind == _REARRANGES
-    of_half = words[0] == "half"
-    return VertexCost(start, in_half, sums, product, rearranges, kind in _LOOK_UP, of_half)
+    return VertexCost(
+        start,
+        in_half,
+        sums="::Reduce" in kind and not {"ReduceMax", "ReduceMin"} & {*words},
+        product="::Conv" in kind,
+        rearranges=kind == "popops::Transpose2D",
+        looks_up=kind in ("popops::MultiSlice", "popops::MultiUpdateAdd"),
+        of_half=words[0] == "half",
+    )
 
 
-@dataclass(frozen=True)
-class StepVertices:
-    """`VertexCost` of steps as columns; steps without vertices have that of an unknown one."""
+def step_vertices(report: Report, steps: np.ndarray) -> np.recarray[Any, Any]:
+    """`VertexCost` of steps by their ids, as columns, each by the first type of its compute set.
 
-    start: np.ndarray
-    in_half: np.ndarray
-    sums: np.ndarray
-    product: np.ndarray
-    rearranges: np.ndarray
-    looks_up: np.ndarray
-    of_half: np.ndarray
-
-
-def step_vertices(report: Report, steps: np.ndarray) -> StepVertices:
-    """The vertices of steps by their ids, each by the first type of its compute set."""
+    Steps without vertices have that of an unknown one.
+    """
     uses, types = report.file.table(records.VertexUse), report.file.table(records.VertexType)
     sets, first = np.unique(uses["compute_set"], return_index=True)
     type_of_set = dict(zip(sets.tolist(), uses["vertex_type"][first].tolist(), strict=True))
@@ -133,8 +116,5 @@ def step_vertices(report: Report, steps: np.ndarray) -> StepVertices:
     at = order[np.searchsorted(table["id"][order], steps)]
     here, which = np.unique(table["compute_set"][at], return_inverse=True)
     costs = [cost_of_type.get(type_of_set.get(one, -1), VertexCost()) for one in here.tolist()]
-    columns = (
-        np.array([getattr(cost, one.name) for cost in costs], dtype=one.default.__class__)[which]
-        for one in fields(VertexCost)
-    )
-    return StepVertices(*columns)
+    of_fields = [(one.name, type(one.default)) for one in fields(VertexCost)]
+    return np.array([astuple(cost) for cost in costs], of_fields)[which].view(np.recarray)

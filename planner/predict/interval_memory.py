@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from ipuscope.planner.costs.block_costs import BlockCosts
+from ipuscope.planner.costs.code_memory import shared_again
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.passes import Pass
 from ipuscope.planner.costs.running_memory import Growing, Own, sums_of
@@ -108,7 +109,9 @@ def interval_memory(
     own = Own.of(costs, choice, False)
     region1 = _running_maximum(memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
-    gapped = np.maximum(gapped, memory.region0.of_intervals(width, costs.machine))
+    enough_of_it = with_margin(costs.machine.bytes_per_tile)
+    code = memory.region0.of_intervals(width, costs.machine, enough_of_it)
+    gapped = np.maximum(gapped, code)
     stash = costs.stash_on_tile(first, last, choice.recompute)
     final = at_the_end(costs, choice)
     if final.recompute != choice.recompute:
@@ -201,7 +204,7 @@ class _Grown:
 def _exactly(costs: BlockCosts, always: Tables, own: Own, width: int, in_company: bool) -> _Grown:
     """Bytes of the fullest tile, no stash; stages longer than a too full one count as full."""
     count = len(costs)
-    own, code = own.some(_kind(costs, always, own)), _shared_code(costs)
+    own, code = own.some(_kind(costs, always, own)), shared_again(costs.memory.code_users)
     grown = _Grown.full(count, width)
     for begin in range(0, count, _CHUNK):
         _grow(costs, always, own, code, begin, grown.rows(begin, _CHUNK), in_company)
@@ -215,7 +218,7 @@ def _at_the_end(
     count, width = grown.used.shape
     begin = count - width
     small = own.some(_kind(costs, always, own))
-    final, code = _Grown.full(width, width), _shared_code(costs)
+    final, code = _Grown.full(width, width), shared_again(costs.memory.code_users)
     _grow(costs, always, small, code, begin, final, in_company, ends=True)
     _with_readers(costs, always, own, final, in_company, begin)
     at_the_end = np.flip(np.eye(width, dtype=bool), axis=1)
@@ -246,7 +249,7 @@ def _with_readers(
     rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.used))
     if rows <= 0:
         return
-    small, code = own.some(_kind(costs, always, own)), _shared_code(costs)
+    small, code = own.some(_kind(costs, always, own)), shared_again(costs.memory.code_users)
     width = grown.used.shape[1]
     first = begin + np.arange(rows)[:, None]
     last = first + np.arange(width)
@@ -356,16 +359,3 @@ def _grow(
             grown.passing[rows, step] = np.where(passing.any(axis=1), through, 0)
         if int(fullest.min()) > enough:
             break
-
-
-def _shared_code(costs: BlockCosts) -> dict[int, list[tuple[int, int]]]:
-    """Blocks and code that they share with an earlier Block, by how much earlier the last one is.
-
-    A stage with both holds it once.
-    """
-    apart: dict[int, list[tuple[int, int]]] = {}
-    for piece, users in enumerate(costs.memory.code_users):
-        blocks = np.flatnonzero(users).tolist()
-        for before, block in pairwise(blocks):
-            apart.setdefault(block - before, []).append((block, piece))
-    return apart

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +18,36 @@ from ipuscope.profiler import units
 
 _ROUNDS = 200  # of moves of one cut by one Block
 _ROOM = (1.1, 1.5, 4.0, 1e6)  # times a tile, up to which the smallest split is looked for
+
+
+class NoneFits(ValueError):
+    """No split fits; its argument says why, which is worked out where somebody reads it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]())
+
+
+def surely_none_fits(costs: Costs, stages: int, choices: Sequence[Choice]) -> bool:
+    """Whether stages of their own IPUs are full of what is always there before all Blocks have one.
+
+    Each stage gets as many Blocks as it can have at most, so that no table of stages is needed.
+    """
+    count, memory, machine = len(costs), costs.memory, costs.machine
+    always = memory.always if any(one.offload for one in choices) else memory.always + memory.state
+    total = np.concatenate([np.zeros_like(always[:1]), np.cumsum(always, axis=0)])
+    room = machine.bytes_per_tile - memory.shared - memory.least_residual
+
+    def full(first: int, end: int) -> bool:
+        too_much = bool((total[end] - total[first] > room).any())
+        return too_much or memory.region0.surely_beyond(slice(first, end), machine)
+
+    end = 0
+    for _ in range(stages):
+        first = end
+        end += bisect_left(range(first + 1, count + 1), True, key=partial(full, first))
+        if end == count:
+            return False
+    return True
 
 
 def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:

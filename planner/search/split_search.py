@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from ipuscope.planner.predict.what_if import (
     what_if,
 )
 from ipuscope.planner.search.partial_splits import MOST_APART, LeastUpdate, Search, least_update
-from ipuscope.planner.search.refusal import does_not_fit
+from ipuscope.planner.search.refusal import NoneFits, does_not_fit, surely_none_fits
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
 from ipuscope.planner.search.update_bounds import (
     fixed_cycles,
@@ -200,15 +201,16 @@ def quickest_split(
         if len(ipus) <= len(costs)
         and counted_micro_batches(costs, len(ipus)) <= costs.micro_batches
     }
-    problems: dict[int, str] = {}
+    problems: dict[int, ValueError] = {}
 
-    def tried(ipus: Sequence[int]) -> Split | str:
+    def tried(ipus: Sequence[int]) -> Split | ValueError:
         """The best split, or why none can run."""
         try:
             split = best_split(costs, ipus=ipus, choices=choices, together=together)
         except ValueError as error:
-            return str(error)
-        return "; ".join(split.prediction.problems) or split
+            return error
+        problem = "; ".join(split.prediction.problems)
+        return ValueError(problem) if problem else split
 
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
@@ -218,7 +220,7 @@ def quickest_split(
         if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
             continue
         split = tried(ipus)
-        if isinstance(split, str):
+        if isinstance(split, ValueError):
             problems[at] = split
             fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
         elif best is None or (split.prediction.total, at) < best[:2]:
@@ -320,9 +322,10 @@ def least_bottleneck(
 
     work = costs.cycles.work
     begin = max(at_least, int(work.max()), -(-int(work.sum()) // stages))
-    bottleneck = widened(begin, longest(costs), try_most)
+    none = memory and surely_none_fits(costs, stages, choices)
+    bottleneck = None if none else widened(begin, longest(costs), try_most)
     if bottleneck is None:
-        raise ValueError(does_not_fit(costs, stages, choices, together))
+        raise NoneFits(partial(does_not_fit, costs, stages, choices, together))
     ((table, starts),) = reached
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))

@@ -20,7 +20,7 @@ from ipu_exec.machine import Machine
 
 WORKERS = 6
 PER_VECTOR = 3
-PER_POWER = 50  # an element: costs.KINDS["pow"]
+PER_POWER = 312  # an element: costs.KINDS["pow"]
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:

@@ -151,12 +151,18 @@ def conv_1x1_cycles(
 
 
 def _worker_nx1(unit: Unit, segments: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Cycles of the busiest of six workers that share ``segments`` rows of ``length``."""
-    share = ceil_div(segments * length, WORKERS)
-    full, rest = share // np.maximum(length, 1), share % np.maximum(length, 1)
-    each, part = (_cycles(n, unit.worker.segment) for n in (length, rest))
-    around = 9 if unit.executed or (unit.half and unit.partial_bytes == 2) else 8
-    return around + full * each + np.where(rest > 0, part, 0)
+    """Cycles of the busiest of six workers that share ``segments`` rows of ``length`` in order."""
+    # in pieces of rows: [PL, lib/poplin/ConvUtilInternal.cpp], partitionConvPartialByWorker
+    once = 9 if unit.executed else 18 if unit.half and unit.partial_bytes == 2 else 17
+    retained = 0 if unit.executed else 9  # of each piece, as the vendor estimates it
+    total, row = segments * length, np.maximum(length, 1)
+    shares = np.arange(WORKERS + 1).reshape(-1, *(1,) * total.ndim) * total // WORKERS
+    begin, size = shares[:-1], np.diff(shares, axis=0)
+    head = np.minimum(size, -begin % row)  # to the end of a row
+    full, tail = np.divmod(size - head, row)
+    numbers = ((head > 0, head), (full, length), (tail > 0, tail))
+    some = (n * (_cycles(each, unit.worker.segment) - retained) for n, each in numbers)
+    return once + np.sum([*some], axis=0).max(axis=0)
 
 
 def conv_nx1_cycles(

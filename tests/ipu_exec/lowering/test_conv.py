@@ -388,3 +388,13 @@ def gradient_of_depthwise(stride: int) -> int:
 def test_slic_multiplies_the_zeros_that_a_stride_leaves() -> None:
     """Its inputs are padded out, so that a stride saves it nothing."""
     assert gradient_of_depthwise(2) == gradient_of_depthwise(1)
+
+
+@pytest.mark.parametrize(("executed", "worker"), [(True, 113), (False, 105)])
+def test_a_row_in_which_a_share_begins_is_two_pieces(executed: bool, worker: int) -> None:
+    """Of 5 x 16 outputs the third worker has 26 to 39: 6 of one row and 8 of the next."""
+    unit = replace(amp.unit_for(MK2, "float16"), executed=executed)
+    # 9 + (36 + 4 x 3) + (36 + 4 x 5); 17 + (3 + 34 + 4 x 3 - 9) + (3 + 34 + 4 x 5 - 9)
+    cycles = amp.conv_nx1_cycles(unit, 5, 16, 1, 3, 1, 1)
+    zeroing = 80 * 8 * 4 // 8
+    assert cycles == 109 + 16 + 14 + 14 + 14 + 3 * (12 + 32 + 15 + 3 + 6 * worker) + zeroing

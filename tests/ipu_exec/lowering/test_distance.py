@@ -13,7 +13,7 @@ from tests.operands import MK2, computes, exchanges, op, tensor
 def test_distances_of_all_pairs_keep_both_rows_on_the_tile() -> None:
     # 10 pairs of rows of 6: 2 a worker, each 10 + 3 * 3 vectors of two
     assert pair_cycles(np.array([0, 10]), 6, 4, 2.0).tolist() == [0, 20 + 6 * (17 + 2 * 19)]
-    assert pair_cycles(np.array([10]), 6, 4, 3.0).tolist() == [20 + 6 * (17 + 2 * (19 + 300))]
+    assert pair_cycles(np.array([10]), 6, 4, 3.0).tolist() == [20 + 6 * (17 + 2 * (19 + 6 * 312))]
     a, b = tensor(40, 6), tensor(50, 6)
     spec = op("aten._cdist_forward.default", (a, b, 2.0, None), tensor(40, 50))
     plan = lower(spec, MK2)

@@ -50,10 +50,36 @@ def test_a_piece_counts_once_and_what_no_block_has_as_profiled_or_the_most() -> 
 def test_intervals_are_sets_of_blocks_that_follow_each_other() -> None:
     code = code_of_three()
     small = replace(random_costs(np.random.default_rng(1), 3).machine, tiles=2, region0_bytes=100)
-    table = code.of_intervals(3, small)
+    table = code.of_intervals(3, small, 2 * small.bytes_per_tile)
     # Blocks 0; 0 and 1; all; 1; 1 and 2; 2: the fullest tile with 3 and 2 bytes besides
     most = np.array([[113, 133, 133], [23, 123, -1], [103, -1, -1]])
     assert table.tolist() == np.where(most > 100, small.bytes_per_tile + most - 100, 0).tolist()
+
+
+def test_code_of_all_intervals_is_that_of_their_blocks_up_to_what_is_surely_too_much() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(20):
+        count = int(random.integers(2, 9))
+        code = CodeMemory(
+            own=random.integers(0, 40, (count, 3)),
+            users=random.random((5, count)) < 0.4,
+            pieces=random.integers(0, 40, (5, 3)),
+            besides=random.integers(0, 9, (1, 3)),
+            ran=np.zeros((1, count), dtype=bool),
+        )
+        tile = replace(random_costs(random, 3).machine, tiles=3, region0_bytes=100)
+        table = code.of_intervals(count, tile, tile.bytes_per_tile + 60)
+        at = np.arange(count)
+        for first in range(count):
+            longest = 0
+            for last in range(first, count):
+                runs = (first <= at) & (at <= last)
+                more = int(code.on(runs[None]).max()) - 100
+                expected = tile.bytes_per_tile + more if more > 0 else 0
+                value = table[first, last - first]
+                if value != expected:  # a longer one than one that is surely too full
+                    assert longest <= value < expected and value > tile.bytes_per_tile + 60
+                longest = max(longest, value)
 
 
 def test_code_a_little_beyond_region_0_is_for_a_compile_to_tell() -> None:
