@@ -46,39 +46,14 @@ def is_initialized() -> bool:
     return True
 
 
-def rank() -> int:
-    """The number of this instance."""
-    return popdist.getInstanceIndex()
-
-
-def size() -> int:
-    """The number of instances."""
-    return popdist.getNumInstances()
-
-
-def local_rank() -> int:
-    """The number of this instance on its host."""
-    return popdist.getLocalInstanceIndex()
-
-
-def local_size() -> int:
-    """The number of instances on this host."""
-    return popdist.getNumLocalInstances()
+rank, size = popdist.getInstanceIndex, popdist.getNumInstances
+local_rank, local_size = popdist.getLocalInstanceIndex, popdist.getNumLocalInstances
+cross_size, barrier = popdist.getNumHosts, popdist.synchronize
 
 
 def cross_rank() -> int:
     """The number of this host, if all hosts have equally many instances."""
     return rank() // local_size()
-
-
-def cross_size() -> int:
-    """The number of hosts."""
-    return popdist.getNumHosts()
-
-
-def barrier() -> None:
-    """Return when every instance has reached this call."""
-    popdist.synchronize()
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:

@@ -8,67 +8,51 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-@dataclass(frozen=True, eq=False)
+# Lightning's own classes and functions, by the module of the package that has them.
+_PLACES = {
+    "accelerators": ("Accelerator", "AcceleratorRegistry"),
+    "strategies": ("ParallelStrategy", "StrategyRegistry"),
+    "plugins.precision": ("Precision",),
+    "trainer.connectors.accelerator_connector": ("_AcceleratorConnector",),
+    "trainer.connectors.logger_connector.result": ("_ResultCollection", "_ResultMetric"),
+    "trainer.states": ("RunningStage", "TrainerFn"),
+    "utilities.exceptions": ("MisconfigurationException",),
+    "utilities.model_helpers": ("is_overridden",),
+    "utilities.rank_zero": ("rank_zero_info", "rank_zero_warn"),
+    "callbacks": ("ProgressBar", "TQDMProgressBar"),
+}
+
+
 class Library:
-    """Lightning's own classes and functions by the names they have there."""
+    """What `_PLACES` names, without a leading underscore; ``package``, and its ``module``."""
 
     package: str
     module: ModuleType
-    Accelerator: Any
-    AcceleratorRegistry: Any
-    ParallelStrategy: Any
-    StrategyRegistry: Any
-    Precision: Any
-    AcceleratorConnector: Any
-    MisconfigurationException: Any
-    RunningStage: Any
-    TrainerFn: Any
-    is_overridden: Any
-    ResultCollection: Any
-    ResultMetric: Any
-    rank_zero_info: Any
-    rank_zero_warn: Any
-    ProgressBar: Any
-    TQDMProgressBar: Any
+
+    def __init__(self, **own: Any) -> None:
+        vars(self).update(own)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 @lru_cache
 def library(package: str) -> Library:
     """Lightning from ``package``, one of `PACKAGES`."""
-
-    def of(module: str, name: str) -> Any:
-        return getattr(importlib.import_module(f"{package}.{module}"), name)
-
-    return Library(
-        package,
-        importlib.import_module(package),
-        Accelerator=of("accelerators", "Accelerator"),
-        AcceleratorRegistry=of("accelerators", "AcceleratorRegistry"),
-        ParallelStrategy=of("strategies", "ParallelStrategy"),
-        StrategyRegistry=of("strategies", "StrategyRegistry"),
-        Precision=of("plugins.precision", "Precision"),
-        AcceleratorConnector=of(
-            "trainer.connectors.accelerator_connector", "_AcceleratorConnector"
-        ),
-        MisconfigurationException=of("utilities.exceptions", "MisconfigurationException"),
-        RunningStage=of("trainer.states", "RunningStage"),
-        TrainerFn=of("trainer.states", "TrainerFn"),
-        is_overridden=of("utilities.model_helpers", "is_overridden"),
-        ResultCollection=of("trainer.connectors.logger_connector.result", "_ResultCollection"),
-        ResultMetric=of("trainer.connectors.logger_connector.result", "_ResultMetric"),
-        rank_zero_info=of("utilities.rank_zero", "rank_zero_info"),
-        rank_zero_warn=of("utilities.rank_zero", "rank_zero_warn"),
-        ProgressBar=of("callbacks", "ProgressBar"),
-        TQDMProgressBar=of("callbacks", "TQDMProgressBar"),
-    )
+    own = {
+        name.removeprefix("_"): getattr(importlib.import_module(f"{package}.{module}"), name)
+        for module, names in _PLACES.items()
+        for name in names
+    }
+    return Library(package=package, module=importlib.import_module(package), **own)
 
 
 def installed() -> tuple[str, ...]:

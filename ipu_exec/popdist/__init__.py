@@ -36,16 +36,14 @@ def init() -> None:
     _together()
 
 
-def finalizeDistributed() -> None:
-    """Wait until every instance has reached this call."""
-    synchronize()
-
-
 def synchronize() -> None:
     """Wait until every instance has reached this call."""
     together = _together()
     if together is not None:
         together.barrier()
+
+
+finalizeDistributed = synchronize
 
 
 def getInstanceIndex() -> int:

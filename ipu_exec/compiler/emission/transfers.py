@@ -69,21 +69,17 @@ class Transfers:
         """
         inputs = inputs_by_stage(self.graph, self.placement, self.options)
         outputs = outputs_by_stage(self.graph, self.placement, self.options)
+        bodies = []
         for by_stage, to_host in ((inputs, False), (outputs, True)):
             for (stage, beside), storages in by_stage.items():
                 if beside:
                     self.beside.update(storages)
                     self._between_tiles(forwards[stage], storages, to_host)
-        return (
-            [
-                self._stream(stage, storages, False, beside)
-                for (stage, beside), storages in sorted(inputs.items())
-            ],
-            [
-                self._stream(stage, storages, True, beside)
-                for (stage, beside), storages in sorted(outputs.items())
-            ],
-        )
+            in_order = sorted(by_stage.items())
+            bodies.append(
+                [self._stream(stage, moved, to_host, beside) for (stage, beside), moved in in_order]
+            )
+        return bodies[0], bodies[1]
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> BodyBuilder:
         """Begin, mid and end of a stream copy: docs/machine.md#host-and-streaming-memory.
@@ -94,10 +90,8 @@ class Transfers:
         purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
-            task, name = (
-                schedule_types.UNLOAD if to_host else schedule_types.LOAD,
-                f"{name} over I/O tiles",
-            )
+            task = schedule_types.UNLOAD if to_host else schedule_types.LOAD
+            name = f"{name} over I/O tiles"
         body = BodyBuilder(name, self.placement.ipus[stage], stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
@@ -110,14 +104,12 @@ class Transfers:
         copied = ", ".join(self.graph.storages[s].name for s in storages)
         names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
         tile_bytes = self.mapping.bytes(storages, stage)
-        if beside:
-            lands = machine.on_io_tiles(int(tile_bytes.sum()))
-            body.steps += stream_steps(self.once, names, cycles, lands, purpose, moves)
-            return body
+        lands = machine.on_io_tiles(int(tile_bytes.sum())) if beside else tile_bytes
+        body.steps += stream_steps(self.once, names, cycles, lands, purpose, moves)
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(self.once, names, cycles, tile_bytes, purpose, moves)
-        body.touch(storages, 0)
+        if not beside:
+            body.touch(storages, 0)
         return body
 
     def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.layouts import Spread
 from ipu_exec.lowering.operator_info import Promotion, describe, words
@@ -17,15 +19,8 @@ from ipu_exec.machine import Machine
 def transposed(operand: Operand) -> Operand:
     """A view with the last two dimensions swapped."""
     swap = (*range(len(operand.shape) - 2), len(operand.shape) - 1, len(operand.shape) - 2)
-    return Operand(
-        tuple(operand.shape[d] for d in swap),
-        operand.dtype,
-        tuple(operand.strides[d] for d in swap),
-        operand.offset,
-        operand.storage_elements,
-        operand.layout,
-        operand.role,
-    )
+    shape, strides = (tuple(one[d] for d in swap) for one in (operand.shape, operand.strides))
+    return replace(operand, shape=shape, strides=strides)
 
 
 def _part(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Operand, Product]:

@@ -283,6 +283,12 @@ def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarra
     return np.minimum(need, prod(operand.shape))
 
 
+def along(lead: Operand, axes: tuple[int, ...]) -> Operand:
+    """A tensor that is broadcast to ``lead`` from its dimensions ``axes`` alone."""
+    shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
+    return Operand(shape, "float32", (0,) * len(shape))
+
+
 def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     """Any elementwise operator as compute sets of ``kinds``, after the exchange that it needs."""
     build = Builder(spec, machine)
@@ -326,10 +332,7 @@ def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
 
 def _kinds(spec: OpSpec) -> tuple[str, ...]:
     name = base_name(spec).rstrip("_") if not base_name(spec).startswith("_") else base_name(spec)
-    for table in (UNARY, BINARY, TERNARY):
-        if name in table:
-            kinds = table[name]
-            break
+    kinds = next(table[name] for table in (UNARY, BINARY, TERNARY) if name in table)
     if name == "pow" and len(spec.args) > 1:
         by_power = {
             2: ("square",),
@@ -394,18 +397,15 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
         return build.plan((None,) * len(spec.outputs))
     source_index = 1 if base_name(spec).startswith("copy") and len(spec.operands) > 1 else 0
     source = spec.operands[source_index]
-    if source_index == 1:
-        if source.shape != spec.operands[0].shape:
-            return elementwise(spec, machine, ("copy",))
-        lead = build.place(0)
-        spread = spread_of(lead, machine.tiles)
-        bring(build, 1, lead, spread)
-        result = spread
-    elif any(expanded(source)):
+    if source_index == 1 and source.shape != spec.operands[0].shape:
+        return elementwise(spec, machine, ("copy",))
+    if source_index == 0 and any(expanded(source)):
         return elementwise(spec, machine, ("copy" if source.dtype == out.dtype else "cast",))
+    lead, spread = build.place(0), build.spread(0)
+    result = spread
+    if source_index == 1:
+        bring(build, 1, lead, spread)
     else:
-        lead = build.place(0)
-        spread = spread_of(lead, machine.tiles)
         result = result_spread(spread, lead, out)
     if source.dtype != out.dtype:
         build.map("cast", "cast", spread.elements, out.dtype, flops=0)

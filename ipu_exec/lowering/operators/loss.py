@@ -10,7 +10,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, digest, is_contiguous, result_spread, split_evenly
 from ipu_exec.lowering.operator_info import describe_aten
-from ipu_exec.lowering.operators.elementwise import base_name, bring, broadcast_need
+from ipu_exec.lowering.operators.elementwise import along, base_name, bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import reduce_over
 from ipu_exec.lowering.operators.reduce_vertices import VECTOR_BYTES
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
@@ -26,14 +26,11 @@ NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
     """How many targets a tile's scores belong to; classes: dimension 1, or 0 without a batch."""
+    if target.elements <= 1:
+        return (spread.elements > 0).astype(np.int64)
     axis = 1 if len(scores.shape) > 1 else 0
-    without = tuple(1 if d == axis else n for d, n in enumerate(scores.shape))
-    column = Operand(without, target.dtype, (0,) * len(without))
-    return (
-        broadcast_need(column, scores, spread)
-        if target.elements > 1
-        else (spread.elements > 0).astype(np.int64)
-    )
+    axes = tuple(d for d in range(len(scores.shape)) if d != axis)
+    return broadcast_need(along(scores, axes), scores, spread)
 
 
 def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
-from ipu_exec.lowering.operator_info import describe_aten
-from ipu_exec.lowering.operators.elementwise import base_name
+from ipu_exec.lowering.operator_info import describe_aten, words
+from ipu_exec.lowering.operators.elementwise import base_name, elementwise
 from ipu_exec.lowering.operators.reduce_vertices import (
     FLOAT_BYTES,
     VECTOR_BYTES,
@@ -315,22 +315,13 @@ def broadcast_back(
 
 
 _OPS = {
-    "sum": "ADD",
-    "mean": "ADD",
-    "nansum": "ADD",
-    "amax": "MAX",
-    "amin": "MIN",
-    "max": "MAX",
-    "min": "MIN",
-    "aminmax": "MAX",
+    **dict.fromkeys(words("sum mean nansum count_nonzero"), "ADD"),
+    **dict.fromkeys(words("max amax aminmax argmax"), "MAX"),
+    **dict.fromkeys(words("min amin argmin"), "MIN"),
+    **dict.fromkeys(words("norm linalg_vector_norm"), "SQUARE_ADD"),
     "prod": "MUL",
     "any": "OR",
     "all": "AND",
-    "argmax": "MAX",
-    "argmin": "MIN",
-    "norm": "SQUARE_ADD",
-    "linalg_vector_norm": "SQUARE_ADD",
-    "count_nonzero": "ADD",
 }
 
 
@@ -347,8 +338,6 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     """Sums, means, extrema, norms and logical reductions over one, several or all dimensions."""
     name = base_name(spec)
     if len(spec.operands) == 2 and name in ("max", "min"):
-        from ipu_exec.lowering.operators.elementwise import elementwise
-
         return elementwise(spec, machine, (name,))
     build = Builder(spec, machine)
     operand, spread = build.lead(0)

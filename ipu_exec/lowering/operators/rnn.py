@@ -22,6 +22,7 @@ from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.products.matmul import multiply, sides_of
 from ipu_exec.lowering.products.product import Product
 from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 from ipuscope.profiler.enums import Role
 
@@ -111,7 +112,7 @@ def _kernel(
             step = build.fetch(f"{name}/arrange weights {position}", source, share)
             build.compute(
                 f"{name}/transpose weights {position}",
-                f"popops::Transpose2D<{'half' if source.item_bytes == 2 else 'float'}>",
+                f"popops::Transpose2D<{poplar_type(source.dtype)}>",
                 rearrange_cycles(share),
             )
             build.hold(f"{name}/weights {position}", wish.bytes, step)
@@ -182,7 +183,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     first = build.next
     # a time step's inputs, of the copy that is cut into time steps
     share = build.linear(batch * inputs, dtype).elements * data.item_bytes
-    kind = "half" if data.item_bytes == 2 else "float"
+    kind = poplar_type(dtype)
     build.compute("slice inputs", f"popops::DynamicSlice1d<{kind}>", slice_cycles(share))
     build.hold("step's inputs", share, build.next - 1)
     worklists = np.zeros(build.tiles, np.int64)
@@ -230,16 +231,12 @@ class _Sizes:
     @property
     def slice(self) -> str:
         """The vertex that takes a time step out of a sequence."""
-        return f"popops::DynamicSlice1d<{self._type}>"
+        return f"popops::DynamicSlice1d<{poplar_type(self.dtype)}>"
 
     @property
     def update(self) -> str:
         """The vertex that puts a time step into a sequence."""
-        return f"popops::DynamicUpdateSlice1d<{self._type}>"
-
-    @property
-    def _type(self) -> str:
-        return "half" if self.item_bytes == 2 else "float"
+        return f"popops::DynamicUpdateSlice1d<{poplar_type(self.dtype)}>"
 
 
 def _matrix_of(build: Builder, rows: int, columns: int, sizes: _Sizes) -> Operand:
@@ -352,12 +349,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     spreads = {0: of_inputs, 1: of_w_in, 2: of_w_rec, 3: bias, 4: bias}
     layouts: list[Layout | None] = []
     for position, out in enumerate(spec.outputs):
-        if out is None:
-            layouts.append(None)
-        elif position in spreads and int(spreads[position].elements.sum()) == out.elements:
-            layouts.append(spreads[position].layout(out.dtype))
-        else:
-            layouts.append(build.linear(out.elements, out.dtype).layout(out.dtype))
+        made = spreads.get(position)
+        whole = made is not None and out is not None and int(made.elements.sum()) == out.elements
+        layouts += made.layouts([out]) if made and whole else build.linear_layouts([out])
     return build.plan(tuple(layouts), constants=worklists, note=f"{steps} steps")
 
 

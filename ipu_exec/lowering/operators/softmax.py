@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import result_spread
-from ipu_exec.lowering.operator_info import describe_aten
+from ipu_exec.lowering.operator_info import aten, describe_aten
 from ipu_exec.lowering.operators.elementwise import bring
 from ipu_exec.lowering.operators.reduce import broadcast_back, dims_of, reduce_over
 from ipu_exec.lowering.plan import OpSpec, Plan
@@ -14,43 +12,25 @@ from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 
-def _dim(value: Any, rank: int) -> tuple[int, ...]:
-    return dims_of(value, rank)
-
-
-@lowering("aten._softmax", "aten._safe_softmax", "aten.softmax")
+@lowering(*aten("_softmax _safe_softmax softmax _log_softmax log_softmax"))
 def softmax(spec: OpSpec, machine: Machine) -> Plan:
-    """reduce-max, subtract, exp, reduce-add, inverse, multiply."""
-    return _softmax(spec, machine, log=False)
-
-
-@lowering("aten._log_softmax", "aten.log_softmax")
-def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
-    """reduce-max, subtract, exp, reduce-add, log, subtract."""
-    return _softmax(spec, machine, log=True)
-
-
-def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
+    """reduce-max, subtract, exp, reduce-add, inverse, multiply; its log: ..., log, subtract."""
+    log = "log_softmax" in spec.name
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     out = spec.output
-    dims = _dim(spec.args[1], len(operand.shape))
+    dims = dims_of(spec.args[1], len(operand.shape))
     most = reduce_over(build, operand, spread, dims, "MAX", "max")
     broadcast_back(build, most, "broadcast max", operand.item_bytes)
     shifted = build.map("subtract max", "sub_vector", spread.elements, out.dtype)
     build.hold("exponentials", spread.elements * out.item_bytes, shifted, shifted + 2)
     build.map("exp", "exp", spread.elements, out.dtype)
     total = reduce_over(build, operand, spread, dims, "ADD", "sum")
-    build.map(
-        "log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32"
-    )
+    of_sum = "log" if log else "inverse"
+    build.map(of_sum, of_sum, total.spread.elements, "float32")
     broadcast_back(build, total, "broadcast sum")
-    build.map(
-        "subtract log sum" if log else "scale",
-        "sub_vector" if log else "mul_vector",
-        spread.elements,
-        out.dtype,
-    )
+    name, kind = ("subtract log sum", "sub_vector") if log else ("scale", "mul_vector")
+    build.map(name, kind, spread.elements, out.dtype)
     return build.plan((result_spread(spread, operand, out).layout(out.dtype),))
 
 
@@ -61,7 +41,7 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
     operand, spread = build.lead(1)
     out = spec.output
     bring(build, 0, operand, spread)
-    dims = _dim(spec.args[2], len(operand.shape))
+    dims = dims_of(spec.args[2], len(operand.shape))
     log = "log_softmax" in spec.name
     if not log:
         step = build.map("multiply", "mul", spread.elements, out.dtype)

@@ -393,14 +393,10 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
     else:
         transposed, groups = False, int(spec.args[6]) if len(spec.args) > 6 else 1
     stride, dilation = arguments.get("stride", 1), arguments.get("dilation", 1)
-    if transposed:  # the gradient of the convolution from the output's shape to the input's
-        problem = input_gradient_problem(
-            geometry(out.shape, weight.shape, data.shape, stride, dilation, groups)
-        )
-    else:
-        problem = forward_problem(
-            geometry(data.shape, weight.shape, out.shape, stride, dilation, groups)
-        )
+    # transposed: the gradient of the convolution from the output's shape to the input's
+    begin, end = (out, data) if transposed else (data, out)
+    g = geometry(begin.shape, weight.shape, end.shape, stride, dilation, groups)
+    problem = input_gradient_problem(g) if transposed else forward_problem(g)
     done = convolve(build, "conv", problem, 0, 1, (False, True))
     if len(spec.operands) > 2:
         add_bias(build, "conv", done, 2, out.dtype)
@@ -419,23 +415,14 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
     build = Builder(spec, machine.loading("convolution"))
     grad, data, weight = spec.operands[:3]
-    stride, dilation, transposed, groups, mask = (
-        spec.args[4],
-        spec.args[6],
-        spec.args[7],
-        spec.args[9],
-        spec.args[10],
-    )
-    if transposed:
-        g = geometry(grad.shape, weight.shape, data.shape, stride, dilation, groups)
-        problems = forward_problem(g), weight_gradient_problem(g)
-    else:
-        g = geometry(data.shape, weight.shape, grad.shape, stride, dilation, groups)
-        problems = input_gradient_problem(g), weight_gradient_problem(g)
+    stride, _, dilation, transposed, _, groups, mask = spec.args[4:11]
+    begin, end = (grad, data) if transposed else (data, grad)
+    g = geometry(begin.shape, weight.shape, end.shape, stride, dilation, groups)
+    back = forward_problem(g) if transposed else input_gradient_problem(g)
     layouts: list[Layout | None] = [None, None, None]
     notes, constants = [], None
     if mask[0] and spec.outputs[0] is not None:
-        done = convolve(build, "grad input", problems[0], 0, 2, (False, True))
+        done = convolve(build, "grad input", back, 0, 2, (False, True))
         done.end_reads(build)
         layouts[0] = done.outputs.layout(spec.outputs[0].dtype)
         notes.append(f"input {done.splits}")
@@ -443,7 +430,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     if mask[1] and spec.outputs[1] is not None:
         inputs, weights = (0, 1) if transposed else (1, 0)
         # the planner wants the input's channels together in the result, which the swapped one has
-        straight = replace(problems[1], reorders=(*BOTH, "output"))
+        straight = replace(weight_gradient_problem(g), reorders=(*BOTH, "output"))
         swapped = swapped_weight_gradient_problem(g)
         done = convolve(build, "grad weight", straight, inputs, weights, (True, True), swapped)
         done.end_reads(build)
