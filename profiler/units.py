@@ -17,7 +17,7 @@ def count(number: float, noun: str) -> str:
 
 
 def cycles(number: float) -> str:
-    """Cycles in few characters: 950, 31.2 k, 1.15 M."""
+    """Cycles in few characters: 950, 31.2 k, 2.00 M."""
     if abs(number) < 1000:
         return f"{number:,.0f}"
     return _in_three_digits(number, _PREFIXES)
@@ -34,13 +34,14 @@ def rounded(number: float) -> float:
 
 
 def seconds(time: float) -> str:
-    """A time with the unit that suits it: 483 ms, 1.2 µs."""
+    """A time with the unit that suits it: 483 ms, 1.20 µs."""
     return _in_three_digits(time, _TIMES)
 
 
 def per_second(number: float) -> str:
-    """A number a second in three digits or more: 1.08, 42.3, 756, 18,442."""
-    return f"{number:,.0f}" if abs(float(f"{number:.3g}")) >= 100 else f"{number:.3g}"
+    """A number in three digits or more, zeros too: 1.08, 42.0, 756, 18,442."""
+    whole = not number or abs(rounded(number)) >= 100
+    return f"{number:,.0f}" if whole else f"{number:#.3g}"
 
 
 def size(number: float) -> str:
@@ -103,10 +104,9 @@ def percent(share: float) -> str:
 def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
     """In the largest unit in which it is 1 or more after rounding; else in the smallest."""
     smallest = units[-1]
-    fits = [one for one in units if abs(float(f"{value / one[0]:.3g}")) >= 1]
+    fits = [one for one in units if abs(rounded(value / one[0])) >= 1]
     unit, name = fits[0] if fits else smallest
-    digits = f"{value / unit:.3g}"
-    return f"{value / unit:,.0f}{name}" if abs(float(digits)) >= 1000 else f"{digits}{name}"
+    return per_second(value / unit) + name
 
 
 _OF_CODE = "./(=_"  # in a first word: it is code, or an operator's name

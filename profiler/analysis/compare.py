@@ -30,7 +30,8 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     ``name, direction``, of each side ``stage, cycles`` (one execution), ``executions`` and
     ``total_cycles`` (of a weight update, `executed_ops`), and ``difference`` and ``ratio`` of the
     totals; None if a report has none. Totals are per sample, as fractions, if the updates have
-    different numbers of samples; of one execution, by PopART's names, if one was imported.
+    different numbers of samples; of one execution, by PopART's names, if one was imported. Equal
+    differences are in the order of their cycles.
     """
     import pandas as pd
 
@@ -56,7 +57,8 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
             both[f"{name}_{side}"] = _or_none(of_side)
     if not per_sample:
         both["difference"] = both["difference"].astype(np.int64)
-    order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
+    most = both[["total_cycles_a", "total_cycles_b"]].astype(float).max(axis=1)
+    order = np.lexsort((-most.fillna(0), -both["difference"].abs()))
     return both.drop(columns="number").iloc[order].reset_index(drop=True)
 
 
@@ -174,7 +176,8 @@ def _differences(
     both["share"] = both["difference"] / whole if whole else math.nan
     kind = np.float64 if per_sample else np.int64
     both = both.astype(dict.fromkeys(("cycles_a", "cycles_b", "difference"), kind)).reset_index()
-    order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
+    most = both[["total_cycles_a", "total_cycles_b"]].astype(float).max(axis=1)
+    order = np.lexsort((-most.fillna(0), -both["difference"].abs()))
     return both[list(columns)].iloc[order].reset_index(drop=True)
 
 

@@ -42,7 +42,7 @@ MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
 _OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE, _NO_LINE = "no module", "no stage", "no source line"
-NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
+NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$|(?<=^stage )\d+")  # of a layer or a stage
 _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
 Path = tuple[str, ...]
 

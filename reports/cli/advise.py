@@ -284,10 +284,9 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> comm
     from ipuscope.reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     names = [name for name in Advice.__dataclass_fields__ if name not in ("levers", "problems")]
-    frame = pd.DataFrame(
-        [{name: _plain(getattr(one, name)) for name in names} for one in advices],
-        columns=pd.Index(names),
-    )
+    values = [[getattr(one, name) for name in names] for one in advices]
+    rows = [[list(one) if isinstance(one, tuple) else one for one in row] for row in values]
+    frame = pd.DataFrame(rows, columns=pd.Index(names))
     frame["rate"] = [one.rate for one in advices]
     frame["times"] = [f"{one.gain:.2f}" if one.gain else "" for one in advices]
     columns = [Column("rate", "samples/s", str), Column("times", "times\nnow", str)]
@@ -303,10 +302,6 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> comm
         Column("title", "change", sentence),
     ]
     return Table("advice", frame, tuple(columns) if advices else ())
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _came(outcome: Outcome) -> str:

@@ -86,13 +86,8 @@ def add_form(parser: argparse.ArgumentParser, top: int = 0) -> None:
         default="text",
         help="JSON for programs: a list with an object per profile; cycles and bytes unrounded",
     )
-    form.add_argument(
-        "--csv",
-        dest="form",
-        action="store_const",
-        const="csv",
-        help="the (first) table as CSV, with the profile as its first column",
-    )
+    words = "the (first) table as CSV, with the profile as its first column"
+    form.add_argument("--csv", dest="form", action="store_const", const="csv", help=words)
 
 
 def add_each(parser: argparse.ArgumentParser) -> None:
@@ -124,12 +119,8 @@ def _columns(text: str) -> int:
 
 def add_drawing(parser: argparse.ArgumentParser) -> None:
     """--width and --ascii."""
-    parser.add_argument(
-        "--width",
-        type=_columns,
-        metavar="COLUMNS",
-        help="columns to use instead of the terminal's width",
-    )
+    words = "columns to use instead of the terminal's width"
+    parser.add_argument("--width", type=_columns, metavar="COLUMNS", help=words)
     add_flag(parser, "--ascii", "ASCII characters only")
 
 

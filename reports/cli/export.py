@@ -53,31 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profile(parser)
     common.add_output(parser, "where to write it", required=True)
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        metavar="FORM",
-        help=f"{', '.join(FORMATS)} (default: what the file's suffix says)",
-    )
-    parser.add_argument(
-        "--level",
-        choices=("steps", "tasks"),
-        default="steps",
-        help="how detailed the trace is (default: steps)",
-    )
-    parser.add_argument(
-        "--by",
-        choices=("module", "source"),
-        default="module",
-        help="what stacks are of: the path of modules, or the call stack (default: module)",
-    )
-    parser.add_argument(
-        "--table",
-        choices=_TABLES,
-        default="steps",
-        metavar="TABLE",
-        help=f"what to write as .csv or .parquet: {', '.join(_TABLES)} (default: steps)",
-    )
+    words = f"{', '.join(FORMATS)} (default: what the file's suffix says)"
+    parser.add_argument("--format", choices=FORMATS, metavar="FORM", help=words)
+    words = "how detailed the trace is (default: steps)"
+    parser.add_argument("--level", choices=("steps", "tasks"), default="steps", help=words)
+    words = "what stacks are of: the path of modules, or the call stack (default: module)"
+    parser.add_argument("--by", choices=("module", "source"), default="module", help=words)
+    words = f"what to write as .csv or .parquet: {', '.join(_TABLES)} (default: steps)"
+    parser.add_argument("--table", choices=_TABLES, default="steps", metavar="TABLE", help=words)
     call = "only this profiled call (default: all in a trace, else the first)"
     common.add_number(parser, "--run", call, type=common.not_negative, dest="which_run")
     one = "only this device iteration of the run (default: all; of stacks the first)"

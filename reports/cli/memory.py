@@ -25,11 +25,8 @@ TOP = 20  # rows for people
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_ipu(parser)
-    parser.add_argument(
-        "--by",
-        choices=("ipu", "category", "tile"),
-        help="one table only: IPUs, their contents, or their tiles (default: the first two)",
-    )
+    words = "one table only: IPUs, their contents, or their tiles (default: the first two)"
+    parser.add_argument("--by", choices=("ipu", "category", "tile"), help=words)
     common.add_each(parser)
 
 

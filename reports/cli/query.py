@@ -23,13 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     parser.add_argument("sql", metavar="SQL", help="one SELECT")
     common.add_profiles(parser)
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=30,
-        metavar="SECONDS",
-        help="of each profile; a statement that takes longer is ended (default: 30)",
-    )
+    words = "of each profile; a statement that takes longer is ended (default: 30)"
+    parser.add_argument("--timeout", type=_seconds, default=30, metavar="SECONDS", help=words)
     common.add_top(parser, 100)
     common.add_form(parser)
 

@@ -53,12 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("recompute", "stages run their forward again"),
         ("offload", "optimiser state off the chip"),
     ):
-        parser.add_argument(
-            f"--{name}",
-            choices=_WAYS,
-            default="profiled",
-            help=f"{what}: as some stages did (default), chosen for each, or the same for all",
-        )
+        words = f"{what}: as some stages did (default), chosen for each, or the same for all"
+        parser.add_argument(f"--{name}", choices=_WAYS, default="profiled", help=words)
     common.add_output(parser, "write the placement here")
     common.add_form(parser)
 

@@ -41,46 +41,21 @@ EXAMPLES = """  ipu-report view demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "profiles",
-        nargs="?",
-        metavar="PROFILE",
-        help="profile.pop, or a directory of one; a plan.json; or a directory above several",
-    )
-    parser.add_argument(
-        "--follow",
-        metavar="DIR",
-        help="show what runs write below DIR, as they go, and say when there is a new profile",
-    )
+    words = "profile.pop, or a directory of one; a plan.json; or a directory above several"
+    parser.add_argument("profiles", nargs="?", metavar="PROFILE", help=words)
+    words = "show what runs write below DIR, as they go, and say when there is a new profile"
+    parser.add_argument("--follow", metavar="DIR", help=words)
     parser.add_argument(
         "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="where to listen (default: 127.0.0.1, this machine only)",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name of the viewer, for example behind a proxy (may be repeated)",
-    )
-    parser.add_argument(
-        "--port",
-        type=_port,
-        default=8050,
-        metavar="N",
-        help="port to listen on, 0 for any free one (default: 8050)",
-    )
-    parser.add_argument(
-        "--script",
-        type=shlex.split,
-        metavar="'FILE ARGS'",
-        help="the script of the profile, with its arguments: Rebalance compiles splits with it",
-    )
+    words = "where to listen (default: 127.0.0.1, this machine only)"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=words)
+    words = "a host name of the viewer, for example behind a proxy (may be repeated)"
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=words)
+    words = "port to listen on, 0 for any free one (default: 8050)"
+    parser.add_argument("--port", type=_port, default=8050, metavar="N", help=words)
+    words = "the script of the profile, with its arguments: Rebalance compiles splits with it"
+    parser.add_argument("--script", type=shlex.split, metavar="'FILE ARGS'", help=words)
     common.add_flag(parser, "--no-browser", "print the address instead of opening a browser")
 
 

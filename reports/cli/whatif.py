@@ -36,13 +36,8 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    parser.add_argument(
-        "--assign",
-        action="append",
-        default=[],
-        metavar="SPLIT",
-        help="which Block in which stage (may be repeated)",
-    )
+    words = "which Block in which stage (may be repeated)"
+    parser.add_argument("--assign", action="append", default=[], metavar="SPLIT", help=words)
     common.add_stage_ipus(parser, "the IPU of each stage (default: 0, 1, 2 ...)")
     words = "gradient accumulation (default: as profiled)"
     common.add_number(parser, "--micro-batches", words)

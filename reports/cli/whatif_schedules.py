@@ -18,19 +18,12 @@ _SLICES = 16  # cells of a picture of free IPUs, a dozen characters each
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ask for schedules."""
-    parser.add_argument(
-        "--schedule",
-        action="append",
-        metavar="NAME",
-        help="another schedule: its name, 'all', or a CSV file (may be repeated)",
-    )
+    words = "another schedule: its name, 'all', or a CSV file (may be repeated)"
+    parser.add_argument("--schedule", action="append", metavar="NAME", help=words)
     words = "stages on each IPU, for interleaved schedules (default: 2)"
     common.add_number(parser, "--chunks", words, default=2)
-    parser.add_argument(
-        "--schedule-csv",
-        metavar="FILE",
-        help="write the schedule for torch.distributed.pipelining; takes a single --schedule",
-    )
+    words = "write the schedule for torch.distributed.pipelining; takes a single --schedule"
+    parser.add_argument("--schedule-csv", metavar="FILE", help=words)
 
 
 def page(

@@ -88,6 +88,7 @@ def test_a_report_compared_with_itself_does_not_differ(report: Report) -> None:
     assert len(ops) == len(report.ops)
     assert (ops["difference"] == 0).all()
     assert (ops["ratio"].dropna() == 1).all()
+    assert ops["total_cycles_a"].is_monotonic_decreasing and ops["total_cycles_a"].any()
 
 
 def test_operators_of_two_reports_are_matched_by_name(report: Report, demo: Path) -> None:

@@ -12,11 +12,11 @@ from ipuscope.profiler import units
     [
         (0.4826356, "483 ms"),
         (922.1e-6, "922 µs"),
-        (0.9996, "1 s"),
+        (0.9996, "1.00 s"),
         (1.25e-9, "1.25 ns"),
         (3599.0, "3,599 s"),
         (0.0, "0 ns"),
-        (-0.0021, "-2.1 ms"),
+        (-0.0021, "-2.10 ms"),
     ],
 )
 def test_a_time_has_three_digits_and_its_unit(time: float, said: str) -> None:
@@ -25,7 +25,13 @@ def test_a_time_has_three_digits_and_its_unit(time: float, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(950, "950"), (31_249, "31.2 k"), (999_999, "1 M"), (1_150_000, "1.15 M"), (2e12, "2,000 G")],
+    [
+        (950, "950"),
+        (31_249, "31.2 k"),
+        (999_999, "1.00 M"),
+        (1_150_000, "1.15 M"),
+        (2e12, "2,000 G"),
+    ],
 )
 def test_cycles_have_three_digits(number: float, said: str) -> None:
     assert units.cycles(number) == said

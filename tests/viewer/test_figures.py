@@ -334,7 +334,7 @@ def test_a_tile_over_the_limit_is_drawn_in_the_limits_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(950, "950"), (31_234, "31.2 k"), (1_150_000, "1.15 M"), (2.5e9, "2.5 G")]
+    ("count", "words"), [(950, "950"), (31_234, "31.2 k"), (1_150_000, "1.15 M"), (2.5e9, "2.50 G")]
 )
 def test_cycles_are_written_short(count: float, words: str) -> None:
     assert units.cycles(count) == words
@@ -536,8 +536,8 @@ def test_names_of_machines_have_room_on_the_map_or_are_left_out(
 
 def test_a_difference_has_its_sign_before_cycles_and_time() -> None:
     both = Clock(1.33e9).both
-    assert flame.signed(1_330_000, both) == "+1,330,000 cycles, +1 ms"
-    assert flame.signed(-1_330_000, both) == "−1,330,000 cycles, −1 ms"
+    assert flame.signed(1_330_000, both) == "+1,330,000 cycles, +1.00 ms"
+    assert flame.signed(-1_330_000, both) == "−1,330,000 cycles, −1.00 ms"
     assert flame.signed(0, both) == both(0)
     assert flame.signed(-2048, units.size) == "−2.0 KiB"
 

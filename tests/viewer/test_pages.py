@@ -96,6 +96,36 @@ def test_tables_fit_the_window_with_whole_headings(view: Tab, path: str) -> None
         view.wait("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+def test_names_keep_both_ends_where_they_are_cut(view: Tab) -> None:
+    view.page.set_viewport_size({"width": 1280, "height": 800})
+    view.open("/memory?ipu=1")
+    view.wait("document.querySelector('#memory-variables .ends')")
+    name = "layer2/conv/gradient/convolution_backward/grad input/reduce/partials"
+    cut = "[...document.querySelectorAll('#memory-variables .ag-cell:has(.ends)')]"
+    view.wait(f"{cut}.some((one) => one.textContent === '{name}')")
+    edges = view.page.evaluate(
+        f"""() => {{ const cell = {cut}.find((one) => one.textContent === '{name}');
+            const [head, tail] = cell.querySelectorAll('.ends > span');
+            const end = tail.querySelector('bdi').getBoundingClientRect();
+            return [cell.getBoundingClientRect().left, head.getBoundingClientRect().left, end.left,
+              end.right, cell.getBoundingClientRect().right, window.innerWidth]; }}"""
+    )
+    left, first, hidden, last, right, window = edges
+    assert left <= first and last <= right <= window, "its start and its end are in the cell"
+    assert hidden < last - 60, "what is cut is before them"
+    assert not view.page.evaluate(_CUT_HEADINGS)
+
+
+def test_the_short_drawer_shows_the_largest_sum(view: Tab) -> None:
+    view.page.set_viewport_size({"width": 1280, "height": 800})
+    page = view.open("/timeline")
+    row = page.locator("#timeline-kinds tbody tr").first
+    assert "waiting" in row.inner_text()
+    box = row.bounding_box()
+    assert box["y"] + box["height"] <= 800
+    assert "All that is shown, 4 lanes" in page.inner_text("#timeline-kinds th >> nth=0")
+
+
 def test_letters_typed_fast_stay_in_their_order(view: Tab) -> None:
     words = "layer2/conv/convolution"
     page = view.open("/costs")

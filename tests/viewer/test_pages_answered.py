@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,10 +165,20 @@ def test_two_profiles_are_compared(two: PageRequests, training: Report, inferenc
     assert " points" in words  # a difference of two shares is not per cent of the first
     ops = analysis.compare_ops(training, inference).set_index("name")
     assert str(ops.loc[CONVOLUTION, "total_cycles_b"]) in page.words("compare-grid")
+    assert "The largest differences first" in page.words("compare-ops")
     path = page.trace("compare-path")
     first = analysis.compare_paths(training, inference).iloc[0]
     assert path["y"][:2] == ["A", first["name"]] and path["y"][-1] == "B"
     assert sum(path["x"][:-1]) == pytest.approx(path["x"][-1])
+
+
+def test_of_equal_profiles_operators_are_by_cycles(training: Report, tmp_path: Path) -> None:
+    shutil.copy(training.path, tmp_path / "profile.pop")
+    both = PageRequests(create_app(training, open_report(tmp_path)))
+    said = both.open("/compare").words("compare-ops")
+    assert "All take as long in both: those with most cycles first" in said
+    most = operators(training)["name"].iloc[0]
+    assert said.split(most)[0].count("backward") == 0, "it is the first row"
 
 
 def test_the_other_profile_is_shown_beside_this_one(

@@ -440,3 +440,12 @@ def test_a_table_that_is_filled_later_has_room_for_its_rows(later: bool, height:
         filled_later=later,
     )
     assert grid.style["height"] == height
+
+
+def test_a_column_has_room_for_its_longest_number() -> None:
+    cycles = pd.DataFrame({"name": ["a", "b"], "cycles": [1, 162_198_128_092]})
+    columns = [tables.Column("name", "name"), tables.Column("cycles", "cycles", ",.0f", width=90)]
+    grid = tables.table("grid", cycles, columns, LIGHT, 500)
+    width = {one["field"]: one["width"] for one in grid.columnDefs}
+    limits = {one["colId"]: one for one in grid.dashGridOptions["autoSizeStrategy"]["columnLimits"]}
+    assert width["cycles"] == limits["cycles"]["minWidth"] > 15 * 7  # digits and commas

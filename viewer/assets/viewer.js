@@ -69,6 +69,21 @@ window.dashAgGridFunctions = {
   },
 };
 
+// A path in a cell: its start and its end tell it from others, so that what has no room is left out between them. The
+// text stays whole for who copies it.
+const ruler = document.createElement('canvas').getContext('2d');
+window.dashAgGridComponentFunctions = {
+  ends: function (params) {
+    const letters = Array.from(String(params.value ?? '')), at = Math.ceil(letters.length / 3);
+    const parts = [letters.slice(0, at).join(''), letters.slice(at).join('')];
+    ruler.font = `13px ${getComputedStyle(document.body).fontFamily}`;
+    const [head, tail] = parts.map((part) => `${Math.ceil(ruler.measureText(part).width) + 1}px`);
+    return window.React.createElement('span', { className: 'ends', style: { '--head': head, '--tail': tail } },
+      window.React.createElement('span', null, parts[0]),
+      window.React.createElement('span', null, window.React.createElement('bdi', null, parts[1])));
+  },
+};
+
 // What an address asked for and did not get is said above the page, until its parameter is another.
 window.ipuscopeRefused = function (query) {
   const messages = Array.from(document.querySelectorAll('#alert [data-refused]'));

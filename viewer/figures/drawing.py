@@ -79,6 +79,11 @@ def above(x: float, words: str, colour: str, **more: Any) -> dict[str, Any]:
     return note(x, 1, words, colour, yref="paper", yanchor="bottom", **more)
 
 
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title."""
+    return {"title": {"text": title}, **more}
+
+
 def beside(y: str, words: str, colour: str) -> dict[str, Any]:
     """An annotation to the right of a figure, at a row."""
     return note(1, y, words, colour, xref="paper", xanchor="left", xshift=8)
@@ -164,10 +169,10 @@ def marked(
 _Figure = TypeVar("_Figure", go.Figure, Drawing)
 _NARROW = 760  # pixels of a figure
 _ROW = 19  # pixels
-_ENTRY, _NARROW_ENTRY = 192, 165  # pixels
+_ENTRY, _NARROW_ENTRY = 192, 172  # pixels
 _FROM_EDGE = 14  # pixels
 _NARROW_LOOK = {"font": {"size": 11}}
-_SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
+_SQUARES = {"indentation": -8}  # leave room for it; areas and lines are as wide as an entry
 
 
 def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
@@ -176,7 +181,11 @@ def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
     Plotly gives it the lanes' width, unless it begins left of them and ends above, and moves them
     to the right if it begins less than 12 pixels from the edge.
     """
-    names = {trace["name"] for trace in figure.data if _listed(trace)}
+    names = {
+        trace["name"]
+        for trace in figure.data
+        if "showlegend" not in trace or trace["showlegend"] is not False
+    }
     squares = any(trace["type"] == "bar" for trace in figure.data)
     height, margin, narrow = figure.layout["height"], figure.layout["margin"], width < _NARROW
     columns = max(1, (width - margin["r"]) // (_NARROW_ENTRY if narrow else _ENTRY))
@@ -196,7 +205,3 @@ def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
     whole = height + top - margin["t"]
     figure.update_layout(margin={"t": top}, height=whole, legend=legend)
     return figure
-
-
-def _listed(trace: Any) -> bool:
-    return "showlegend" not in trace or trace["showlegend"] is not False

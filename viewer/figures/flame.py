@@ -176,9 +176,6 @@ def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, s
         colours = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
         ordered = [(row[0], colours[row[0]]) for row in KINDS if row[0] in colours]
         return [*ordered, *mixed]
-    names = {_activity(kind) for kind in kinds}
+    names = {NAMES[BY_DIRECTION[kind]] for kind in kinds & BY_DIRECTION.keys()}
+    names |= {_BY_CAUSE.get(kind, "compute") for kind in kinds - BY_DIRECTION.keys()}
     return [*((one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names), *mixed]
-
-
-def _activity(kind: str) -> str:
-    return NAMES[BY_DIRECTION[kind]] if kind in BY_DIRECTION else _BY_CAUSE.get(kind, "compute")

@@ -19,6 +19,7 @@ from ipuscope.viewer.figures.drawing import (
     NAMES_DOWN,
     Drawing,
     above,
+    axis,
     colour_bar,
     legend_above,
     note,
@@ -113,18 +114,8 @@ def heat_map(
         margin={"l": 72, "r": 16, "t": 30, "b": 76},  # the toolbar stands above the colours
         legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
         xaxis={**plain_axis, "range": list(steps), "matches": "x2", "showticklabels": False},
-        xaxis2={
-            **plain_axis,
-            "range": list(steps),
-            "title": {"text": "program step"},
-            "anchor": "y2",
-        },
-        yaxis={
-            **plain_axis,
-            "range": list(tiles),
-            "title": {"text": "tile"},
-            "domain": [1 - _HEAT, 1],
-        },
+        xaxis2=axis("program step", **plain_axis, range=list(steps), anchor="y2"),
+        yaxis=axis("tile", **plain_axis, range=list(tiles), domain=[1 - _HEAT, 1]),
         yaxis2={
             "range": [0, 1],
             "fixedrange": True,
@@ -224,9 +215,9 @@ def liveness(
         figure,
         440,
         margin={"l": 72, "r": 16, "t": 32, "b": 48},
-        yaxis={"title": {"text": "MiB an IPU"}, "rangemode": "tozero"},
-        yaxis2={"title": {"text": "KiB on a tile"}, "rangemode": "tozero"},
-        xaxis2={"title": {"text": "program step"}},
+        yaxis=axis("MiB an IPU", rangemode="tozero"),
+        yaxis2=axis("KiB on a tile", rangemode="tozero"),
+        xaxis2=axis("program step"),
         hovermode="x",
     )
 
@@ -275,8 +266,8 @@ def tiles(
     return theme.laid_out(
         figure,
         300,
-        xaxis={"title": {"text": "tile"}, "range": [-0.5, len(x) - 0.5]},
-        yaxis={"title": {"text": "KiB"}, "rangemode": "tozero"},
+        xaxis=axis("tile", range=[-0.5, len(x) - 0.5]),
+        yaxis=axis("KiB", rangemode="tozero"),
     )
 
 
@@ -317,13 +308,8 @@ def chip(
         figure,
         322,
         margin={"l": 48, "r": 16, "t": 30, "b": 44},
-        xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
-        yaxis={
-            "title": {"text": "row"},
-            "showgrid": False,
-            "zeroline": False,
-            "autorange": "reversed",
-        },
+        xaxis=axis("column of the chip", showgrid=False, zeroline=False),
+        yaxis=axis("row", showgrid=False, zeroline=False, autorange="reversed"),
     )
 
 
@@ -368,7 +354,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
             "maxheight": 0.9,  # else half, and a bar to scroll it
             "font": {"size": 11},
         },
-        xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
+        xaxis=axis("MiB on the IPU, at its fullest step"),
         yaxis=NAMES_DOWN,
     )
 
@@ -398,10 +384,8 @@ def tile_kinds(
         76 + 24 * max(1, len(order)),
         bargap=0.25,
         margin={"l": 168, "r": 24, "t": 8, "b": 44},
-        xaxis={
-            "title": {"text": "KiB on the tile, at its fullest step"},
-            "range": [0, top * 1.4],  # words stand behind the longest
-        },
+        # words stand behind the longest
+        xaxis=axis("KiB on the tile, at its fullest step", range=[0, top * 1.4]),
         yaxis={"type": "category", "showgrid": False},
         showlegend=False,
     )
@@ -445,7 +429,7 @@ def lifetimes(
         barmode="overlay",
         bargap=0.25,
         margin={"l": 64, "r": 16, "t": 32, "b": 44},
-        xaxis={"range": _around(start, stop, steps), "title": {"text": "program step"}},
+        xaxis=axis("program step", range=_around(start, stop, steps)),
         yaxis={
             "categoryorder": "array",
             "categoryarray": labels[::-1],
@@ -503,10 +487,7 @@ def headroom(
         72 + 30 * max(1, len(labels)),
         bargap=0.25,
         margin={"l": 64, "r": 16, "t": 22, "b": 44},
-        xaxis={
-            "title": {"text": f"{what}, KiB"},
-            "range": [0, max(limit, fullest.max(initial=0)) / KIB],
-        },
+        xaxis=axis(f"{what}, KiB", range=[0, max(limit, fullest.max(initial=0)) / KIB]),
         yaxis=NAMES_DOWN,
         showlegend=False,
         shapes=[vertical(limit / KIB, {"color": theme.limit, "width": 1.5, "dash": "dash"})],

@@ -13,7 +13,7 @@ from ipuscope.profiler.analysis.regions import Regions
 from ipuscope.profiler.report import number
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.bars import spacer
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, bar, beside, nothing
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, axis, bar, beside, nothing
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -44,7 +44,7 @@ def from_peak(of: Peak, theme: Theme) -> Drawing:
         bargap=0.25,
         showlegend=False,
         margin={"l": 64, "r": 70, "t": 8, "b": 36},
-        xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20, "title": {"text": "of the peak"}},
+        xaxis=axis("of the peak", range=[0, 100], ticksuffix="%", dtick=20),
         yaxis=NAMES_DOWN,
         annotations=[beside(name, units.percent(share), theme.text) for name, share in rows],
     )
@@ -72,13 +72,8 @@ def roofline(report: Report, operators: pd.DataFrame, theme: Theme) -> Drawing:
         520,
         margin={"l": 64, "r": 16, "t": 8, "b": 48},
         legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
-        xaxis={
-            "type": "log",
-            "title": {"text": "FLOPs a byte received"},
-            "dtick": 1,
-            "exponentformat": "power",
-        },
-        yaxis={"type": "log", "title": {"text": "FLOPs a cycle"}, "dtick": 1},
+        xaxis=axis("FLOPs a byte received", type="log", dtick=1, exponentformat="power"),
+        yaxis=axis("FLOPs a cycle", type="log", dtick=1),
     )
     return Drawing([*lines, *(one for one in traces if one)], layout)
 
@@ -191,13 +186,13 @@ def spread(repeated: Regions, clock: Clock, theme: Theme) -> Drawing:
     layout = theme.frame(
         84 + 40 * max(1, len(names)),
         margin={"l": 190, "r": 16, "t": 12, "b": 48},
-        xaxis={
-            "title": {"text": "of the median of its group"},
-            "tickformat": ".0%" if room > 0.005 else ".1%",
-            "tickangle": 0,
-            "nticks": 6,
-            "range": [ends[0] - room, ends[1] + room],
-        },
+        xaxis=axis(
+            "of the median of its group",
+            tickformat=".0%" if room > 0.005 else ".1%",
+            tickangle=0,
+            nticks=6,
+            range=[ends[0] - room, ends[1] + room],
+        ),
         yaxis={
             "range": [len(names) - 0.5, -0.5],
             "tickvals": list(range(len(names))),

@@ -14,7 +14,7 @@ from ipuscope.profiler.report.frames import first_of_each
 from ipuscope.profiler.timeline import schedule_types
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.timeline.schedule_types import Schedule
-from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, bar, vertical
+from ipuscope.viewer.figures.drawing import NAMES_DOWN, Drawing, above, axis, bar, vertical
 from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, lanes
 from ipuscope.viewer.figures.lanes import spans as on_ipus
 from ipuscope.viewer.figures.theme import Theme, text_on
@@ -94,7 +94,7 @@ def stages(
         bargap=0.22,
         uniformtext={"minsize": 9, "mode": "hide"},
         margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
-        xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "range": [0, top]},
+        xaxis=axis(f"{clock.unit} a micro-batch", range=[0, top]),
         yaxis={**NAMES_DOWN, "categoryorder": "array", "categoryarray": labels},
     )
     if costs.pipelined:

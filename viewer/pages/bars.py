@@ -114,7 +114,9 @@ def _axis(figure: Drawing, most: float) -> Any:
     suffix = axis.get("ticksuffix", "")
     marks = [
         html.Span(
-            f"{value:g}{suffix}" if suffix else units.cycles(value),
+            f"{value:g}{suffix}"
+            if suffix
+            else units.cycles(value).replace(".00", "").replace(".0 ", " "),
             style={"left": f"{100 * value / most:.3f}%"},
         )
         for value in ticks.tolist()

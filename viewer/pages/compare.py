@@ -28,7 +28,7 @@ _TOTAL = (
 )
 _OPS = (
     Column("name", "operator"),
-    Column("direction", "for", width=110),
+    Column("direction", "for", width=100),
     Column("stage_a", "stage, A", ",.0f", width=100),
     Column("stage_b", "stage, B", ",.0f", width=100),
     Column("total_cycles_a", "cycles, A", ",.0f", width=120, tip=_TOTAL),
@@ -87,7 +87,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops", awaited=True),
-            note="Matched by name, largest differences first. Empty: not in that profile.",
+            note="Matched by name. Empty: not in that profile.",
         ),
         *(common.figure_card(f"Timeline of {name}", f"compare-lanes-{name}") for name in "AB"),
     ]
@@ -151,10 +151,14 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def operators(profile: Any, beside: Any, find: Any, where: Any) -> Any:
         frame = analysis.compare_ops(*profiles.pair(profile, beside))
+        order = "The largest differences first."
+        if not frame["difference"].any():
+            order = "All take as long in both: those with most cycles first."
         words = str(find or "").strip()
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
-        return tables.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+        grid = tables.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+        return [html.P(order, className="note"), grid]
 
 
 def _trail(at: Path) -> Any:

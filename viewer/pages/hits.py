@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dash import html
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.kinds import spent_by_kind
@@ -186,10 +185,10 @@ def table(
         sums = aggregated(report, report.trace.spent(*of), str(by))
     else:
         sums = figures.by_activity(spent_by_kind(report, *of))
-    return [html.P(words, className="note"), _table(sums, clock)]
+    return _table(sums, clock, words)
 
 
-def _table(rows: list[tuple[str, int, int]], clock: Clock) -> Any:
+def _table(rows: list[tuple[str, int, int]], clock: Clock, words: str) -> Any:
     total = max(1, sum(cycles for _, cycles, _ in rows))
     body: list[tuple[str, ...]] = [
         (
@@ -203,4 +202,4 @@ def _table(rows: list[tuple[str, int, int]], clock: Clock) -> Any:
     ]
     if len(rows) > _MOST_ROWS:
         body.append((f"and {len(rows) - _MOST_ROWS:,} more",))
-    return tables.small(body, ("", "cycles", "time", "share", "slices"))
+    return tables.small(body, (words, "cycles", "time", "share", "slices"))

@@ -25,13 +25,13 @@ from ipuscope.viewer.profiles import Profiles
 NAME = "memory"
 MOST_VARIABLES = 1000  # rows of the table
 # What is asked first is seen without a scroll.
-_SIZED = (Column("name", "variable"), Column("bytes", "bytes", ",.0f", width=110))
+_SIZED = (Column("name", "variable"), Column("bytes", "bytes", ",.0f", width=100))
 _KINDS = (
-    Column("category", "category", width=150),
-    Column("role", "role", width=140),
-    Column("block_name", "Block", width=120),
+    Column("category", "category", width=120),
+    Column("role", "role", width=130),
+    Column("block_name", "Block", width=100),
 )
-_LIVE, _REGION = Column("live", "live at steps", width=200), Column("region", "region", width=95)
+_LIVE, _REGION = Column("live", "live at steps", width=150), Column("region", "region", width=80)
 _OF_TILE = (*_SIZED, _LIVE, *_KINDS, _REGION)
 _OF_POINT = (*_SIZED, *_KINDS, Column("op_name", "operator", width=220))
 
@@ -107,7 +107,7 @@ def layout(view: View) -> Any:
         common.drawer(
             ("The chosen variable", common.filled("memory-variable")),
             ("The chosen tile", common.filled("memory-tile")),
-            ("Variables on this tile", common.filled("memory-variables")),
+            ("Variables on this tile: click one", common.filled("memory-variables")),
             ("Live at the chosen point", common.filled("liveness-live")),
             ("Vertices on this tile", common.filled("memory-vertices")),
         ),

@@ -21,7 +21,7 @@ from ipuscope.planner.mappings import Candidate, Mapping, Plan, PlanError, load
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_words import asked, latency, table
 from ipuscope.profiler.analysis.runs import runs, settings_of
-from ipuscope.profiler.units import per_second
+from ipuscope.profiler.units import count, per_second
 from ipuscope.viewer.figures import bars as figures
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.pages import common, tables
@@ -59,6 +59,9 @@ class Rows:
 
 def layout(view: View) -> Any:
     """The page of the runs that are listed."""
+    if len(view.profiles.named) < 2:
+        words = "One profile is open. Give several to see them as a table: ipu-report view DIR"
+        return [common.controls(view), common.card("Runs", common.message(words))]
     return [
         common.controls(view, common.only(view, "rows", RUNS)),
         common.filled("runs-rows", awaited=True),
@@ -95,7 +98,7 @@ def of_runs(profiles: Profiles) -> Rows:
     keys = {str(path): key for key, path in profiles.named.items()}
     settings, over = settings_of(table), int((~table["fits"]).sum())
     names = ", ".join(map(str, settings))
-    note = f"{len(table)} runs; {f'{names} differ' if names else 'nothing differs'}"
+    note = f"{count(len(table), 'run')}; {f'{names} differ' if names else 'nothing differs'}"
     note += f"; {over} out of memory" if over else ""
     shown = table.assign(memory=["fits" if fits else "out of memory" for fits in table["fits"]])
     return Rows(shown, settings, lambda at: opened(table.iloc[at], keys), note=note)

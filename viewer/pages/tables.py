@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dash_ag_grid as dag
+import pandas as pd
 from dash import html
 
 from ipuscope.viewer.figures.theme import Theme
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
 _ROOM_FOR_A_BUTTON = 150
-_LETTER, _PADDING = 7, 20  # of a heading, in a window of at most 1100 pixels
+_LETTER, _PADDING = 7, 34  # pixels of a heading
+_NAMES = 360  # pixels of a column of names, before all columns are fitted to the table
+_DIGIT, _AROUND = 7.6, 34  # of a number with commas, and what a cell leaves empty
+_PATHS = {"name", "op_name", "block_name", "vertex_type", "source"}  # both ends tell them apart
 _NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
 
 NARROW = 560  # pixels, as in assets/style.css
@@ -33,6 +34,7 @@ class Column:
     scale: float = 1.0
     tip: str = ""
     least: int = 240  # pixels, of a column that takes the rest
+    need: int = 0  # pixels, of its longest number
 
 
 def table(
@@ -51,6 +53,7 @@ def table(
     divided by their column's ``scale``. ``row_id``: the column that identifies rows, if clicks
     matter. Rows whose order has a meaning are not ``sortable``.
     """
+    columns = [_of_numbers(column, frame) if column.format else column for column in columns]
     fitted = sum(map(_narrowest, columns)) <= _NARROW_TABLE  # else the table scrolls
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
@@ -137,6 +140,7 @@ def definitions(
             }
         else:
             definition |= {"tooltipField": column.name}
+            definition |= {"cellRenderer": "ends"} if column.name in _PATHS else {}
         if column.width:
             # a narrow column has no room for a field beside its button
             definition |= {
@@ -145,7 +149,8 @@ def definitions(
             }
         else:
             least = _narrowest(column) if fitted else column.least
-            definition |= {"minWidth": least} | ({} if fitted else {"flex": 1})
+            # all are narrowed in proportion, down to their least: names are the last to be cut
+            definition |= {"minWidth": least} | ({"width": _NAMES} if fitted else {"flex": 1})
         definitions.append(definition)
     if narrow:
         definitions[0] |= {"pinned": "left", "minWidth": 0, "width": _LEAST_NAME, "flex": None}
@@ -156,8 +161,19 @@ def _narrowest(column: Column) -> int:
     """The least pixels of a column: numbers are whole, words may be cut."""
     if not column.width:
         return min(column.least, _LEAST_NAME)
-    heading = _LETTER * len(column.heading) + _PADDING
-    return min(column.width, max(heading, round(column.width * (0.8 if column.format else 0.6))))
+    least = max(_LETTER * len(column.heading) + _PADDING, column.need)
+    return min(column.width, max(least, round(column.width * (0.8 if column.format else 0.6))))
+
+
+def _of_numbers(column: Column, frame: pd.DataFrame) -> Column:
+    """The column with the width of its longest number, which is never cut."""
+    if not len(frame) or column.format.endswith("s"):  # three digits, whatever they are
+        return column
+    values = pd.to_numeric(frame[column.name], errors="coerce") / column.scale
+    ends = (f"{one:{column.format.replace('~', '')}}" for one in (values.min(), values.max()))
+    longest = max(map(len, ends))
+    need = round(_DIGIT * longest) + _AROUND
+    return replace(column, width=max(column.width, need), need=need)
 
 
 def _limits(columns: Sequence[Column]) -> list[dict[str, Any]]:

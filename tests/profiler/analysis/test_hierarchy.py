@@ -100,6 +100,14 @@ def test_layers_are_taken_together_by_their_number_only() -> None:
         assert hierarchy._names(dimension, table, together=True) == names
 
 
+def test_copies_of_stages_are_taken_together_with_their_layers() -> None:
+    """They have no operator: GPT-3's 2,082 streams were all narrower than a pixel."""
+    table = pd.DataFrame(
+        {"operator": ["stage 4 forward/load", "stage 12 forward/load"], "module": ["", ""]}
+    )
+    assert hierarchy._names("operator", table, together=True) == [("stage * forward/load",)] * 2
+
+
 def test_a_profile_without_runs_has_its_predicted_cycles(tmp_path: Path) -> None:
     compiled = open_report(synthetic_profile(tmp_path / "compiled.pop", runs=0))
     ran = open_report(synthetic_profile(tmp_path / "ran.pop", runs=1))
