@@ -176,8 +176,7 @@ def _differences(
     both["share"] = both["difference"] / whole if whole else math.nan
     kind = np.float64 if per_sample else np.int64
     both = both.astype(dict.fromkeys(("cycles_a", "cycles_b", "difference"), kind)).reset_index()
-    most = both[["total_cycles_a", "total_cycles_b"]].astype(float).max(axis=1)
-    order = np.lexsort((-most.fillna(0), -both["difference"].abs()))
+    order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
     return both[list(columns)].iloc[order].reset_index(drop=True)
 
 

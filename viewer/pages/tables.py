@@ -17,7 +17,7 @@ _ROOM_FOR_A_BUTTON = 150
 _LETTER, _PADDING = 7, 34  # pixels of a heading
 _NAMES = 360  # pixels of a column of names, before all columns are fitted to the table
 _DIGIT, _AROUND = 7.6, 34  # of a number with commas, and what a cell leaves empty
-_PATHS = {"name", "op_name", "block_name", "vertex_type", "source"}  # both ends tell them apart
+_PATHS = {"name", "op_name", "vertex_type", "source"}  # both ends tell them apart
 _NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
 
 NARROW = 560  # pixels, as in assets/style.css
