@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from ipu_exec.errors import UsageError
 from ipu_exec.options import Options
+from ipuscope.poprun import PRINTING_ALONE
 
 REPLICAS_VARIABLE = "IPUSCOPE_REPLICAS"  # of all instances
 IPUS_VARIABLE = "IPUSCOPE_IPUS_PER_REPLICA"
-# Which instance alone prints, and which alone to stdout; "": all do
-PRINTED_VARIABLES = ("IPUSCOPE_OUTPUT_FROM", "IPUSCOPE_STDOUT_FROM")
 # What MPI tells a process, by what torchrun calls it: PopTorch's options read these.
 _OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "RANK",
@@ -79,12 +78,12 @@ def tell_as_open_mpi() -> None:
 
 
 def silence_unless_asked() -> None:
-    """Close what `PRINTED_VARIABLES` leave to another instance: stdout, or stderr as well."""
-    for variable, files in zip(PRINTED_VARIABLES, ((1, 2), (1,)), strict=True):
-        if os.environ.get(variable, os.environ["RANK"]) not in ("", os.environ["RANK"]):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for file in files:
-                os.dup2(nowhere, file)
+    """Close stderr and stdout, or stdout alone, where another instance prints alone."""
+    for variable, files in zip(PRINTING_ALONE, ((1, 2), (1,)), strict=True):
+        for file in (
+            files if os.environ.get(variable, os.environ["RANK"]) != os.environ["RANK"] else ()
+        ):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 
 
 def _number(name: str, otherwise: int) -> int:

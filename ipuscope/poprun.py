@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from ipuscope.help_text import HelpText
-from ipuscope.run_arguments import OUTPUT_FROM, add_output, add_rendezvous
-from ipuscope.words import Parser, add_version, positive
+from ipuscope.run_arguments import add_rendezvous
+from ipuscope.words import Parser, add_version, not_negative, positive
 
 _EXAMPLE = """example:
   poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
@@ -31,7 +31,11 @@ _WITHOUT_MEANING = (
     *("numa-aware", "num-ilds", "sync-type", "synchronisation-mode", "interactive", "tag-output"),
     "run-each-instance-with",
 )
-_RENDEZVOUS = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf")
+# which instance prints, or prints to stdout, alone: by the variable that tells the instances
+PRINTING_ALONE = {
+    "IPUSCOPE_OUTPUT_FROM": "--only-output-from-instance",
+    "IPUSCOPE_STDOUT_FROM": "--only-stdout-from-instance",
+}
 _SWITCHES = ("print-topology", "allow-oversubscribing-host-cores")
 _LOUDNESS = (("-v", "-vv", "-vvv", "--vv", "--verbose"), ("--quiet",))  # take no value
 _YES = ("yes", "true", "on", "1")
@@ -39,7 +43,8 @@ _YES = ("yes", "true", "on", "1")
 
 def as_ipu_run(argv: Sequence[str] | None = None) -> list[str]:
     """The arguments of `ipu-run` for those of `poprun`; SystemExit(2) if it runs no Python."""
-    args = poprun_parser().parse_args(argv)
+    parser = poprun_parser()
+    args = parser.parse_args(argv)
     program = list(args.program)
     script = _script(program)
     if script is None:
@@ -53,10 +58,15 @@ def as_ipu_run(argv: Sequence[str] | None = None) -> list[str]:
     forwarded = [f"--instances={args.num_instances}"]
     forwarded.append(f"--replicas={args.num_replicas or args.num_instances}")
     forwarded.append(f"--ipus-per-replica={args.ipus_per_replica}")
-    for name in (*_RENDEZVOUS, *OUTPUT_FROM):
-        value = getattr(args, name.replace("-", "_"))
+    for name in ("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"):
+        value = getattr(args, name)
         if value not in (None, ""):
-            forwarded.append(f"--{name}={value}")
+            forwarded.append(f"--{name.replace('_', '-')}={value}")
+    for variable, name in PRINTING_ALONE.items():
+        if (instance := getattr(args, variable)) is not None:
+            if instance >= args.num_instances:
+                parser.error(f"{name} {instance}: instances are 0 to {args.num_instances - 1}")
+            os.environ[variable] = str(instance)
     if args.executable_cache_path:
         os.environ["POPTORCH_CACHE_DIR"] = os.path.abspath(args.executable_cache_path)
     if str(args.offline_mode).lower() in _YES:
@@ -81,7 +91,9 @@ def poprun_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
     parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")
     parser.add_argument("--offline-mode", nargs="?", const="yes", default="no", help="only compile")
-    add_output(parser)
+    for variable, name in PRINTING_ALONE.items():
+        words = "print its lines alone" if "output" in name else "print its stdout alone"
+        parser.add_argument(name, dest=variable, type=not_negative, metavar="N", help=words)
     add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
     hidden = parser.add_argument_group("taken, without meaning on modelled IPUs")
     for name in _WITHOUT_MEANING:

@@ -14,7 +14,7 @@ from ipuscope.planner.mappings.question import (
     parse_fixed,
     parse_seconds,
 )
-from ipuscope.words import Parser, add_flag, add_number, add_version, not_negative, positive
+from ipuscope.words import Parser, add_flag, add_number, add_version, positive
 
 # options that mean nothing without one of these
 _NEED = {
@@ -26,7 +26,6 @@ _NEED = {
     ("instances",): (
         *("replicas", "ipus_per_replica", "nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint"),
         *("rdzv_id", "rdzv_conf", "master_addr", "master_port", "local_addr"),
-        *("only_output_from_instance", "only_stdout_from_instance"),
     ),
 }
 # options that would be ignored beside these
@@ -36,8 +35,6 @@ _REFUSED = {
     "sweep": ("instances", "placement", "num_ipus", "levers", "no_source"),
     "json": ("csv",),
 }
-# of which instance alone the lines are printed, under PopRun's names
-OUTPUT_FROM = {"only-output-from-instance": "the lines", "only-stdout-from-instance": "stdout"}
 _CALLED = {"levers": "with", "tune": "tune N", "plan": "plan N"}
 
 
@@ -250,16 +247,8 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
     add_number(group, "--instances", "processes of the script, on all hosts", "I")
     add_number(group, "--replicas", "replicas of all instances (default: one each)", "R")
     add_number(group, "--ipus-per-replica", "passed on to the script", "K", default=1)
-    add_output(group)
     group = parser.add_argument_group("instances on several hosts (torchrun's options)")
     add_rendezvous(group)
-
-
-def add_output(group: argparse._ActionsContainer) -> None:
-    """Add the options that silence all instances but one."""
-    for name, what in OUTPUT_FROM.items():
-        words = f"print {what} of instance N alone"
-        group.add_argument(f"--{name}", type=not_negative, metavar="N", help=words)
 
 
 def add_rendezvous(group: argparse._ActionsContainer) -> None:

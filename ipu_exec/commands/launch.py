@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipu_exec.errors import Error, UsageError
-from ipu_exec.instances import IPUS_VARIABLE, PRINTED_VARIABLES, REPLICAS_VARIABLE
+from ipu_exec.instances import IPUS_VARIABLE, REPLICAS_VARIABLE
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -47,7 +47,6 @@ class Wanted:
     run_id: str = ""
     configuration: str = ""
     local_address: str | None = None
-    printed: tuple[int | None, ...] = ()  # whose output, and whose stdout, is printed; None: all's
 
     def check(self) -> None:
         """UsageError if replicas do not divide among instances, or instances among hosts."""
@@ -64,11 +63,6 @@ class Wanted:
                 f"{self.hosts} hosts do not divide {self.instances} instances: each host has as"
                 " many. --instances counts those of all hosts"
             )
-        for instance in self.printed:
-            if instance is not None and instance >= self.instances:
-                raise UsageError(
-                    f"there is no instance {instance} to print: they are 0 to {self.instances - 1}"
-                )
         if self.hosts > 1 and not self.endpoint:
             raise UsageError(
                 f"{self.hosts} hosts need a place to meet: --rdzv-endpoint HOST:PORT, the same on"
@@ -95,7 +89,6 @@ def wanted(args: argparse.Namespace) -> Wanted:
         run_id=args.rdzv_id,
         configuration=args.rdzv_conf,
         local_address=args.local_addr,
-        printed=(args.only_output_from_instance, args.only_stdout_from_instance),
     )
     request.check()
     return request
@@ -140,8 +133,6 @@ def _quieten() -> None:
 def _set_environment(asked: Wanted) -> None:
     os.environ[REPLICAS_VARIABLE] = str(asked.replicas)
     os.environ[IPUS_VARIABLE] = str(asked.ipus_per_replica)
-    for variable, instance in zip(PRINTED_VARIABLES, asked.printed, strict=False):
-        os.environ[variable] = "" if instance is None else str(instance)
     # what this process imports from where, they do too
     os.environ["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
     os.environ["PYTHONUNBUFFERED"] = "1"  # lines come when they are written

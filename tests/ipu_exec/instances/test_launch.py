@@ -197,7 +197,7 @@ def test_two_hosts_train_as_one_and_pay_the_way_between_them(tmp_path: Path) -> 
         (["--replicas", 2], "ipu-run", "say --instances too"),
         (["--num-instances=2", "bash", "-c"], "poprun", "it runs a Python script"),
         (["-vw", "python3"], "poprun", "-v/-vv/-vvv/--vv/--verbose takes no value, but has 'w'"),
-        (["-n", 2, "--only-stdout-from-instance=2", "python3"], "poprun", "they are 0 to 1"),
+        (["-n", 2, "--only-stdout-from-instance=2", "python3"], "poprun", "instances are 0 to 1"),
     ],
 )
 def test_what_cannot_be_is_said(
