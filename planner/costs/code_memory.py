@@ -102,8 +102,6 @@ class CodeMemory:
 
     def surely_beyond(self, blocks: slice, machine: MachineCosts) -> bool:
         """Whether code of these Blocks, with none of no Block, is beyond region 0."""
-        if not len(self.own):
-            return False
         shared = self.pieces[self.users[:, blocks].any(axis=1)].sum(axis=0)
         return bool((shared + self.own[blocks].sum(axis=0) > machine.region0_bytes).any())
 

@@ -144,6 +144,11 @@ def is_product(aten: pd.Series[str]) -> np.ndarray:
 
 def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     steps = report.program_steps()
+    # operators of no Block are the first Block's of their stage, as in `measured_cycles`
+    first = report.blocks.drop_duplicates("stage").set_index("stage")["block"]
+    alone = (steps["block"] < 0) & (steps["purpose"] == Purpose.OPERATOR)
+    of_stage = steps["stage"].map(first).fillna(-1).astype(int)
+    steps = steps.assign(block=steps["block"].where(~alone, of_stage))
     steps = steps[
         (steps["block"] >= 0)
         & steps["direction"].isin(_WORKING)

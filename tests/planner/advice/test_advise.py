@@ -474,6 +474,18 @@ class Positioned(nn.Module):
         return nn.functional.mse_loss(self.layer(x) + angles.to(x.dtype), y)
 
 
+class Timed(nn.Module):
+    """Sines of a time before the first Block, as of a diffusion model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        ipu_exec.BeginBlock(self.layer, "layer")
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layer(x + x[:, :1].sin()), y)
+
+
 class Recurrent(nn.Module):
     """Between products of a few rows, an LSTM works element by element on few tiles."""
 
@@ -487,8 +499,8 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "off"),
-    [(Positioned(True), 0.02), (Positioned(False), 0.1), (Recurrent(), 0.05)],
-    ids=["whole", "buffer", "recurrent"],
+    [(Positioned(True), 0.02), (Positioned(False), 0.1), (Timed(), 0.05), (Recurrent(), 0.05)],
+    ids=["whole", "buffer", "before", "recurrent"],
 )
 def test_half_precision_is_foreseen_of_small_tensors(
     model: nn.Module, off: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
