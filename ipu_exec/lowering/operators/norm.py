@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, result_spread
 from ipu_exec.lowering.operator_info import Promotion, aten, describe_aten
-from ipu_exec.lowering.operators.elementwise import bring, broadcast_need
+from ipu_exec.lowering.operators.elementwise import along, bring, broadcast_need
 from ipu_exec.lowering.operators.reduce import Reduced, broadcast_back, reduce_over
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
@@ -23,11 +24,7 @@ def _affine(
 ) -> None:
     """Send a scale or shift (a vector along ``axes``) to the tiles of ``lead``."""
     source = build.place(index)
-    shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
-    need = np.minimum(
-        broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, spread),
-        source.elements,
-    )
+    need = np.minimum(broadcast_need(along(lead, axes), lead, spread), source.elements)
     build.fetch_and_hold(f"operand {index}", source, need, broadcast=True)
 
 
@@ -101,16 +98,8 @@ def _forward(
     _whiten(build, operand, spread, affine, axes, out.dtype)
     layouts: list[Layout | None] = [result_spread(spread, operand, out).layout(out.dtype)]
     for statistic in spec.outputs[1:]:
-        if statistic is None or statistic.elements == 0:
-            layouts.append(
-                None
-                if statistic is None
-                else build.linear(statistic.elements, statistic.dtype).layout(statistic.dtype)
-            )
-            continue
-        same = statistic.elements == int(statistics.elements.sum())
-        lies_there = statistics if same else build.linear(statistic.elements, statistic.dtype)
-        layouts.append(lies_there.layout(statistic.dtype))
+        same = statistic is not None and statistic.elements == int(statistics.elements.sum())
+        layouts += statistics.layouts([statistic]) if same else build.linear_layouts([statistic])
     return build.plan(tuple(layouts))
 
 
@@ -125,15 +114,8 @@ def _grouped(operand: Operand, groups: int) -> Operand:
     n, c, *rest = operand.shape
     s_n, s_c, *s_rest = operand.strides
     inner = c // groups
-    return Operand(
-        (n, groups, inner, *rest),
-        operand.dtype,
-        (s_n, s_c * inner, s_c, *s_rest),
-        operand.offset,
-        operand.storage_elements,
-        operand.layout,
-        operand.role,
-    )
+    shape, strides = (n, groups, inner, *rest), (s_n, s_c * inner, s_c, *s_rest)
+    return replace(operand, shape=shape, strides=strides)
 
 
 @lowering("aten.native_layer_norm", "aten.layer_norm", norm=True)
@@ -194,12 +176,6 @@ def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
     return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
 
 
-def _statistics_need(lead: Operand, spread: Spread, dims: tuple[int, ...]) -> np.ndarray:
-    """Means (or similar) over ``dims`` that each tile's share of ``lead`` needs."""
-    shape = tuple(1 if d in dims else n for d, n in enumerate(lead.shape))
-    return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, spread)
-
-
 def _backward(
     spec: OpSpec,
     machine: Machine,
@@ -216,15 +192,14 @@ def _backward(
     axes = tuple(d for d in range(len(operand.shape)) if d not in affine_dims)
     bring(build, 0, operand, spread)
     dtype = operand.dtype
-    statistics = prod(n for d, n in enumerate(seen.shape) if d not in dims)
+    # means and the like over ``dims``, and how many each tile's share needs
+    statistics = along(seen, tuple(d for d in range(len(seen.shape)) if d not in dims))
+    need = broadcast_need(statistics, seen, spread)
     for index in range(len(spec.operands)):
-        if index not in (0, data, weight) and spec.operands[index].elements == statistics:
-            need = _statistics_need(seen, spread, dims)
+        if index not in (0, data, weight) and spec.operands[index].elements == statistics.elements:
             source = build.place(index)
             build.fetch_and_hold(f"statistics {index}", source, need, broadcast=True)
-    step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
-    build.hold("whitened", spread.elements * operand.item_bytes, step)
-    build.map("whiten/scale", "mul_vector", spread.elements, dtype)
+    _whiten(build, operand, spread, [], (), dtype)
     layouts: list[Layout | None] = [None] * len(spec.outputs)
     product_step = build.map("gradient times whitened", "mul", spread.elements, dtype)
     build.hold("products", spread.elements * operand.item_bytes, product_step)
@@ -244,7 +219,6 @@ def _backward(
             broadcast_back(build, first, "broadcast sum of gradients")
             broadcast_back(build, second, "broadcast sum of products")
         else:  # the sums are the gradients of scale and shift, which only have to come back
-            need = _statistics_need(seen, spread, dims)
             for name, layout in (("scale", layouts[1]), ("shift", layouts[2])):
                 if layout is not None:
                     step = build.exchange(f"broadcast grad {name}", need * 4, layout.bytes)
