@@ -393,7 +393,8 @@ def _growth(steps: Steps, samples: float, bound: int) -> np.ndarray:
     share = np.where(steps.sums_samples & (not bound), 1.0, steps.at_peak)
     growth = 1 + (growth_of_work(steps.growth, steps.busy, samples) - 1) * share
     if bound:
-        growth = np.where(steps.planned & (steps.at_peak == 1), 1.0, growth)
+        few = (steps.busy < _FEW_TILES) & (samples < 1)  # each has as little as a tile may have
+        growth = np.where(few | (steps.planned & (steps.at_peak == 1)), 1.0, growth)
         growth[steps.of_rows & (samples > 1)] = 0.0
     return growth
 
