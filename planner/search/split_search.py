@@ -192,7 +192,8 @@ def quickest_split(
     """The quickest split that can run on any of these lists of stages' IPUs.
 
     The earliest list's of equally quick ones. Lists that promise most come first; those that cannot
-    beat the best so far are skipped. ValueError if none can run, with the reason for the last list.
+    beat the best so far are skipped. ValueError if none can run, with the reason for the profiled
+    list, or for the first.
     """
     allowed = tuple(choices) or costs.own_choices
     bounds = {
@@ -226,7 +227,8 @@ def quickest_split(
         elif best is None or (split.prediction.total, at) < best[:2]:
             best = split.prediction.total, at, split
     if best is None:
-        why = problems.get(len(lists) - 1) or tried(lists[-1]) if lists else "there is none"
+        at = next((at for at, ipus in enumerate(lists) if tuple(ipus) == costs.ipus), 0)
+        why = problems.get(at) or tried(lists[at]) if lists else "there is none"
         raise ValueError(f"no split can run: {why}")
     return best[2]
 

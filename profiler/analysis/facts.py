@@ -52,13 +52,14 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """What computes longest: its name, the longest of its stages, its Blocks.
+    """What computes longest: its name, its IPU, its Blocks; and the longest ``stage`` of all.
 
     ``cycles`` of a micro-batch, their ``ratio`` to the mean, and ``on_path``: the share of the
     critical path on which it computes.
     """
 
     name: str
+    ipu: int
     stage: int
     blocks: str
     cycles: int
@@ -234,12 +235,11 @@ def slowest_of(report: Report) -> Slowest | None:
     stages, on_path = report.stage_columns, 0.0
     ipus, which = np.unique(stages["ipu"], return_inverse=True)
     ipu = int(ipus[summed(stages["cycles"], which, len(ipus)).argmax()])
-    of_ipu = np.flatnonzero(stages["ipu"] == ipu)
-    longest = int(stages["stage"][of_ipu[stages["cycles"][of_ipu].argmax()]])
+    longest = int(stages["stage"][stages["cycles"].argmax()])
     if len(report.trace.columns["id"]):
         computes, total = computing(report)
         on_path = computes.get(ipu, 0) / max(1, total)
-    return Slowest(name, longest, blocks, cycles, ratio, on_path)
+    return Slowest(name, ipu, longest, blocks, cycles, ratio, on_path)
 
 
 class Fact(NamedTuple):
@@ -313,6 +313,7 @@ def speed(of: Facts) -> list[Fact]:
         Fact("mfu", top.mfu if top else None, "of the peak", top.words if top else ""),
         Fact("hfu", top.hfu if top else None, "the rest is", top.lost if top else ""),
         Fact("slowest_stage", slow.stage if slow else -1, "slowest", words),
+        Fact("slowest_ipu", slow.ipu if slow else -1),
         *map(Fact, _WAITS, waits, labels, waits),
     ]
 

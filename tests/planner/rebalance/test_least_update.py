@@ -317,6 +317,12 @@ def test_stage_lists_that_return_are_searched_for() -> None:
     assert split.prediction.total == min(alone)
 
 
+def test_where_none_fits_the_reason_is_of_as_many_stages_as_were_asked_for() -> None:
+    costs = random_costs(np.random.default_rng(5), 6, 4, stages=3).with_tile_bytes(1)
+    with pytest.raises(ValueError, match="no split can run: no split of 6 Blocks into 3 stages"):
+        quickest_split(costs, one_an_ipu(3))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_lists_that_are_left_out_have_no_quicker_split(seed: int) -> None:
     random = np.random.default_rng(1000 + seed)

@@ -8,11 +8,15 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 
 from ipuscope.profiler import analysis, confidence, open_report
 from ipuscope.profiler.analysis import facts
+from ipuscope.profiler.report import Report
 from ipuscope.reports.cli import main
 from ipuscope.reports.html import page
 from tests.synthetic import synthetic_profile
@@ -45,6 +49,16 @@ def test_facts_are_the_reports_numbers(demo: Path) -> None:
         most = report.stages["cycles"].max()
         assert report.stages.set_index("stage").at[of.slowest.stage, "cycles"] == most
         assert tile.used == analysis.fullest_tiles(report).max()
+
+
+def test_the_slowest_stage_is_the_stages_own_and_the_slowest_ipu_beside_it() -> None:
+    names = np.array(["B0", "B1", "B2"], dtype=object)
+    columns = {"stage": np.arange(3), "ipu": np.array([0, 1, 0]), "blocks": names}
+    columns["cycles"] = np.array([20, 25, 11])
+    fake = SimpleNamespace(stage_columns=columns, trace=SimpleNamespace(columns={"id": []}))
+    slow = facts.slowest_of(cast(Report, fake))
+    assert slow is not None
+    assert (slow.stage, slow.ipu, slow.cycles) == (1, 0, 31)
 
 
 def test_a_rate_is_given_with_its_doubt(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
