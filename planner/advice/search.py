@@ -224,9 +224,10 @@ def _doubts(basis: Basis, levers: Levers, rate: float) -> tuple[float, float]:
     estimates = [lever for lever, value in pulled(levers) if lever.estimate(basis, value)]
     doubt = slower = quicker = 0.0
     for one in estimates:
-        bounds = basis.bounds(levers) if one.name == "micro_batch" else ()
+        bounds = basis.bounds(levers) if one.name in ("micro_batch", "half") else ()
         if bounds:
             slower, quicker = (max(0.0, rate - bounds[0]), max(0.0, bounds[1] - rate))
+        if bounds and one.name == "micro_batch":
             continue
         gain = abs(rate - _speed(basis, levers.without(one.name)))
         doubt += max(one.least_doubt * rate, one.doubt * gain)

@@ -40,6 +40,7 @@ from ipuscope.profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+_GROUPED = r"(?s)convolution.*groups (?!1\b)"  # an operator and its plan, with several groups
 _FEW_TILES = 0.5  # share of them: tensors that fill no more have the least bytes a tile may have
 SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
 _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
@@ -67,6 +68,7 @@ class Steps:
     planned: np.ndarray  # of products and lookups, which the planner divides anew for each size
     of_rows: np.ndarray  # exchanges of rows that several tiles share; more rows may have one each
     sums_samples: np.ndarray  # of products that make what is like a weight
+    in_groups: np.ndarray  # of grouped convolutions, which have other vertices in float16
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -158,7 +160,8 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     order, turns = _Order.of(steps), steps["times"].to_numpy()
     steps, order = steps.loc[steps.index.repeat(turns)], order.repeated(turns)
     vertices = step_vertices(report, steps["step"].to_numpy())
-    product = is_product(report.ops.loc[steps["op"], "aten"])
+    ops = report.ops
+    product = is_product(ops.loc[steps["op"], "aten"])
     accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
     moves = steps["purpose"].isin(_MOVES).to_numpy()
@@ -202,6 +205,7 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         (product | partial | vertices.looks_up | looking_up) & ~moves,
         partial & exchange & ~product,
         product & ~forward & steps["op"].isin(makers).to_numpy(),
+        steps["op"].isin(ops.index[(ops["aten"] + ops["plan"]).str.contains(_GROUPED)]).to_numpy(),
     )
 
 
@@ -405,7 +409,8 @@ def scaled_cycles(
     """Cycles of `estimated`; ``bound``: of `BOUNDS`, the slowest or the quickest they may be."""
     growth = _growth(steps, samples, bound)
     before = steps.fixed + steps.beyond
-    after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
+    in_half = steps.in_half * ~(steps.in_groups & (bound == QUICKEST))
+    after = steps.fixed + (in_half if half else 1.0) * growth * steps.beyond
     blocks = len(cycles.forward)
 
     def times(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -88,15 +88,9 @@ def of_vertex(name: str) -> VertexCost:
     start, in_half = _elementwise().get((kind, function), other)
     if words[0] and "float" not in words:  # integers and truths are as long in any model
         in_half = STAYS
-    return VertexCost(
-        start,
-        in_half,
-        sums="::Reduce" in kind and not {"ReduceMax", "ReduceMin"} & {*words},
-        product="::Conv" in kind,
-        rearranges=kind == "popops::Transpose2D",
-        looks_up=kind in ("popops::MultiSlice", "popops::MultiUpdateAdd"),
-        of_half=words[0] == "half",
-    )
+    sums = "::Reduce" in kind and not {"ReduceMax", "ReduceMin"} & {*words}
+    what = sums, "::Conv" in kind, kind == "popops::Transpose2D", "::Multi" in kind
+    return VertexCost(start, in_half, *what, words[0] == "half")
 
 
 def step_vertices(report: Report, steps: np.ndarray) -> np.recarray[Any, Any]:

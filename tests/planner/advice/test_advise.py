@@ -512,3 +512,29 @@ def test_half_precision_is_foreseen_of_small_tensors(
     monkeypatch.setenv(LEVERS_VARIABLE, "half")
     halved = _compiled(deepcopy(model), _options(tmp_path / "half"), inputs)
     assert predicted == pytest.approx(analysis.pace(halved).cycles, rel=off)
+
+
+class Depthwise(nn.Module):
+    """A long convolution of each channel: the vertices that take groups together are of float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(128, 128, 65, padding=32, groups=128)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
+def test_half_precision_of_grouped_convolutions_may_be_as_quick_as_other_vertices_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = (torch.zeros(4, 128, 128), torch.zeros(4, 128, 128))
+    advice = predicted(
+        basis_of(_compiled(Depthwise(), _options(tmp_path / "float"), inputs)), Levers(half=True)
+    )
+    monkeypatch.setenv(LEVERS_VARIABLE, "half")
+    halved = _compiled(Depthwise(), _options(tmp_path / "half"), inputs)
+    rate, error = analysis.pace(halved).samples_per_second, 0.12 * advice.samples_per_second
+    assert rate > advice.samples_per_second + error  # what the least error says
+    assert advice.doubt == pytest.approx(error, rel=0.5)
+    assert rate <= advice.samples_per_second + advice.quicker
