@@ -118,9 +118,9 @@ def import_profile(
         if isinstance(error, ProfileError):
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
-        at = f"{Path(last.filename).name}:{last.lineno}"
+        place = f"{Path(last.filename).name}:{last.lineno}"
         words = (
-            f"{pva.__name__} reads what was not expected: {error or type(error).__name__} ({at})"
+            f"{pva.__name__} reads what was not expected: {error or type(error).__name__} ({place})"
         )
         raise ProfileError(source, words, _SEND) from error
     return made.met
