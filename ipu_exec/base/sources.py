@@ -25,5 +25,4 @@ def compiling() -> list[Path]:
     rest = Path(ipuscope.__file__).parent
     folders = Path(__file__).parents[1], rest / "profiler"
     files = sorted(one for folder in folders for one in folder.rglob("*"))
-    tables = rest / "planner" / "costs" / "vertex_costs.csv"
-    return [*(one for one in files if one.suffix in (".py", ".csv")), tables]
+    return [one for one in files if one.suffix in (".py", ".csv")]

@@ -14,7 +14,7 @@ import numpy as np
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import SLICE_BYTES_PER_CYCLE, SLICE_CYCLES
-from ipuscope.planner.costs.vertex_costs import WORKERS, rows
+from ipuscope.profiler.vertices import WORKERS, rows
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ KINDS = {
     kind: Cost(vertex, base, worker, (a, b), (c, d), (e, f), flops)
     for kind, vertex, (base, worker, a, b, c, d, e, f, flops) in rows()
 }
-"""Kinds of elementwise vertices, of ``planner/costs/vertex_costs.csv``: those of
+"""Kinds of elementwise vertices, of ``profiler/vertex_costs.csv``: those of
 docs/cycles.md#elementwise, and others, whose rows say what they are taken from."""
 
 

@@ -2,26 +2,23 @@
 
 By the vertex's published name, from the formulas of docs/cycles.md: cycles are a start and so many
 for each element (or, of copies, for each byte). Those of elementwise vertices are rows of
-``vertex_costs.csv``, with which the engine counts.
+`ipuscope.profiler.vertices`, with which the engine counts.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
+from ipuscope.profiler.vertices import WORKERS, rows
 
 HALVES = 0.5  # where float16 has twice the elements in a vector
 STAYS = 1.0  # an element at a time, or float32 whatever the model
-WORKERS = 6
 
 # Cycles of a vertex without elements, all its workers together.
 STARTS = {
@@ -52,13 +49,6 @@ class VertexCost:
     rearranges: bool = False  # puts operands in another order
     looks_up: bool = False  # of rows by their indices
     of_half: bool = False
-
-
-def rows() -> Iterator[tuple[str, str, list[int]]]:
-    """Kind, vertex and numbers of elementwise vertices, in the order of their file's columns."""
-    text = Path(__file__).with_name("vertex_costs.csv").read_text("utf-8")
-    for kind, vertex, *numbers, _ in [*csv.reader(text.splitlines())][1:]:
-        yield kind, vertex, [*map(int, numbers)]
 
 
 def _parts(name: str) -> tuple[str, str, list[str]]:
