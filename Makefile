@@ -36,6 +36,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	@echo "Into $(VENV), which takes minutes: PyTorch, then what constraints.txt lists. From PyPI that is PyTorch with CUDA;"
+	@echo "make $(MAKECMDGOALS) TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' takes the one for the CPU"
 	$(PIP) $(TORCH_ARGS) $(if $(TORCH),torch==$(TORCH),"$$(grep '^torch==' constraints.txt)")
 	$(PIP) -c $(VENV)/constraints.txt -e '.[cluster,dev,docs,examples,lightning]'
 	@touch $@

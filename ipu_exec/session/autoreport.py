@@ -254,7 +254,7 @@ def provenance(placement: str) -> dict[str, Any]:
     script = os.path.abspath(main) if main and os.path.isfile(main) else ""  # no "<stdin>"
     told = json.loads(os.environ.get(COMMAND_VARIABLE, "{}"))
     return {
-        "command": told.get("command", [os.path.basename(sys.executable), *sys.argv]),
+        "command": told.get("command", [os.path.basename(sys.executable), *sys.orig_argv[1:]]),
         "script": script,
         "digest": digest_of(script),
         "arguments": sys.argv[1:],

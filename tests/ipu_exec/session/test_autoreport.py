@@ -7,7 +7,9 @@ import gc
 import itertools
 import os
 import shutil
+import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.session import autoreport
 from ipuscope.profiler import ProfileWriter, open_report
 from ipuscope.profiler.file import lock, writer
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.pva import debug_info
 from tests.forked import run
 from tests.paths import ROOT
@@ -366,3 +369,20 @@ def test_of_many_runs_the_profile_is_rewritten_rarely_and_the_partial_file_has_a
     assert (_runs(path), _runs(partial)) == (37, 38)
     session.close()
     assert _runs(path) == 38 and not partial.exists()
+
+
+def test_a_module_that_python_runs_is_compiled_again_as_one(tmp_path: Path) -> None:
+    """Its file alone would not find what it imports from its package."""
+    source = """
+    import sys, torch, ipu_exec
+
+    options = ipu_exec.Options(profile_dir=sys.argv[1])
+    ipu_exec.inferenceModel(torch.nn.Linear(4, 4), options)(torch.ones(2, 4))
+    """
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "infer.py").write_text(textwrap.dedent(source))
+    paths = {**os.environ, "PYTHONPATH": str(Path(ipu_exec.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "-m", "package.infer", "out"]
+    subprocess.run(command, cwd=tmp_path, env=paths, check=True, capture_output=True)
+    with open_report(tmp_path / "out" / "inference") as report:
+        assert Provenance.of(report).program == ("-m", "package.infer", "out")
