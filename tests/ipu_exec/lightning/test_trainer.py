@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUAccelerator, IPUPrecision, IPUStrategy
+from ipu_exec.lightning.library import Library
 from ipuscope.profiler import open_report
 from tests.ipu_exec.lightning import modules
 from tests.ipu_exec.lightning.modules import Classifier, data
@@ -112,7 +112,7 @@ def test_precisions_that_ipus_lack(precision: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["16-true", "16-mixed"])
 def test_half_precision(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    lib = replace(IPUStrategy.lib, rank_zero_info=said.append)
+    lib = Library(**vars(IPUStrategy.lib) | {"rank_zero_info": said.append})
     monkeypatch.setattr(IPUStrategy, "lib", lib)
     trainer = trainer_of(tmp_path, precision=precision, max_epochs=1, strategy=reported(tmp_path))
     assert isinstance(trainer.strategy.precision_plugin, IPUPrecision)
