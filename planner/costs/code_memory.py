@@ -66,11 +66,18 @@ class CodeMemory:
             return np.zeros((len(runs), machine.tiles), dtype=np.int64)
         return np.maximum(0, self.on(runs) - machine.region0_bytes)
 
-    def may_outgrow(self, runs: np.ndarray, machine: MachineCosts) -> np.ndarray:
-        """Whether `growth` may take code of IPUs that run Blocks beyond region 0: bool[IPU]."""
-        if self.growth == 1 or self._surely_fit(runs, machine, self.growth).all():
+    def may_outgrow(self, runs: np.ndarray, room: np.ndarray, machine: MachineCosts) -> np.ndarray:
+        """Whether `growth` may take code of IPUs that run Blocks beyond region 0 or the tile.
+
+        ``room``, int64[IPU, tile]: free bytes, gaps included. bool[IPU].
+        """
+        most = machine.region0_bytes * (1 - 1 / self.growth)  # what fits then has grown by less
+        surely = room.min() >= most and self._surely_fit(runs, machine, self.growth).all()
+        if self.growth == 1 or surely:
             return np.zeros(len(runs), dtype=bool)
-        return self.on(runs).max(axis=1) * self.growth > machine.region0_bytes
+        code = self.on(runs)
+        over = self.growth * code > np.minimum(machine.region0_bytes, code + room)
+        return np.asarray(over.any(axis=1))
 
     def may_be_beyond(self, machine: MachineCosts) -> bool:
         """Whether the code of all Blocks together has no room in region 0."""

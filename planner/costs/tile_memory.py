@@ -122,11 +122,15 @@ class Usage:
     costs: BlockCosts
 
     @cached_property
+    def used(self) -> np.ndarray:
+        """All bytes, without gaps."""
+        return sum(self.always.values(), start=self.running) + self.residual
+
+    @cached_property
     def total(self) -> np.ndarray:
         """All bytes, including gaps, and code that is beyond region 0."""
-        used = sum(self.always.values(), start=self.running) + self.residual
         machine = self.costs.machine
-        total = including_gaps(used, self.interleaved, machine.region0_bytes)
+        total = including_gaps(self.used, self.interleaved, machine.region0_bytes)
         return extents(total, self.code_beyond, machine)
 
     @cached_property
@@ -147,12 +151,13 @@ class Usage:
 def usage_of(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None) -> Usage:
     """Bytes of one IPU with these stages; ``passing``, int64[tile]: of `passing_through`."""
     always, running, interleaved = _always_and_running(costs, parts, passing)
+    runs = _runs(costs, [parts])
     return Usage(
         {words: nbytes[None] for words, nbytes in always.items()},
         running[None],
         interleaved[None],
-        _residual(costs, parts)[None],
-        _runs(costs, [parts]),
+        _residual_of(costs, runs),
+        runs,
         costs,
     )
 
@@ -199,7 +204,10 @@ def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
 
 
 def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
-    """`_residual` for IPUs that run a subset of Blocks, bool[IPU, Block]: int64[IPU, tile]."""
+    """What IPUs that run some Blocks hold beyond their costs, bool[IPU, Block]: int64[IPU, tile].
+
+    Each profiled IPU counts by how similar its Blocks are: exact for its own, else an estimate.
+    """
     if not len(costs.memory.residual):
         return np.zeros((len(runs), costs.machine.tiles), dtype=np.int64)
     ran_by = np.arange(len(costs.memory.residual))[:, None] == costs.memory.residual_of
@@ -228,14 +236,6 @@ def _running_alone(
             exchanging = edges.in_exchange + passing[stages]
             most[stages] = np.maximum(most[stages], exchanging)
     return most
-
-
-def _used(
-    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
-) -> np.ndarray:
-    """Bytes of these stages by their Blocks' costs, with no residual: int64[tile]."""
-    always, running, _ = _always_and_running(costs, parts, passing)
-    return sum(always.values(), start=running)
 
 
 def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
@@ -324,18 +324,6 @@ def _always_and_running(
     return contents, running, interleaved
 
 
-def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """Bytes that these stages' tiles hold beyond `packed`: int64[tile].
-
-    Each profiled IPU counts by how similar its Blocks are: exact for its own, else an estimate.
-    """
-    if not len(costs.memory.residual):
-        return np.zeros(costs.machine.tiles, dtype=np.int64)
-    blocks = np.concatenate([np.arange(part.first, part.last + 1) for part in parts])
-    common = np.bincount(costs.memory.residual_of[blocks], minlength=len(costs.memory.residual))
-    return carried_residuals(costs, common[None, :], len(blocks))[0]
-
-
 def carried_residuals(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     """Residuals of sets of ``count`` Blocks (int64[set, 1] where they differ), int64[set, tile].
 
@@ -378,14 +366,13 @@ def _used_by_each(
 ) -> np.ndarray:
     """Bytes of IPUs by their Blocks' costs alone: int64[IPU, tile]; ``passing``: of stages."""
     if len(set(costs.ipus)) == len(costs.ipus):
-        every = usage_of_each(costs, parts, passing)
-        totals: np.ndarray = sum(every.always.values(), start=every.running)
-        return totals[[costs.ipus.index(ipu) for ipu in ipus]]
+        used = usage_of_each(costs, parts, passing).used  # no residuals are known yet
+        return used[[costs.ipus.index(ipu) for ipu in ipus]]
     nbytes = []
     for ipu in ipus:
         own = [k for k, where in enumerate(costs.ipus) if where == ipu]
         through = passing[own].sum(axis=0) if passing is not None else None
-        nbytes.append(_used(costs, [parts[k] for k in own], through))
+        nbytes.append(usage_of(costs, [parts[k] for k in own], through).used[0])
     return np.array(nbytes)
 
 

@@ -301,7 +301,7 @@ def memory_in_words(ipus: Sequence[Verdict], doubt: float) -> str:
         return f"IPU {worst.ipu}: its code did not fit: compile to know"
     outgrowing = next((one for one in ipus if one.open_code), None)
     if outgrowing is not None and worst.free >= 0:
-        return f"IPU {outgrowing.ipu}: its code may outgrow region 0: compile to know"
+        return f"IPU {outgrowing.ipu}: its code may outgrow its room: compile to know"
     if worst.answer is Answer.FITS and not surely_fit((worst,), doubt):
         return f"IPU {worst.ipu}: within {doubt:.0%} of full: compile to know"
     return summary(ipus)

@@ -381,7 +381,8 @@ class PhasedBasis(Basis):
             nbytes = extent + round(float(grown.sum() - live["bytes"].sum()))
             largest = str(by_role.idxmax()) if len(by_role) else "nothing"
             most = int(by_role.max()) if len(by_role) else 0
-            grows = not exact and most_code(self.report, ipu) * growth > target.region0_bytes
+            code = most_code(self.report, ipu)
+            grows = not exact and code * growth > min(target.region0_bytes, code + limit - nbytes)
             answers.append(Verdict(ipu, tile, nbytes, limit, largest, most, exact, open_code=grows))
         return tuple(answers)
 

@@ -93,12 +93,18 @@ def why(plan: Plan) -> Iterable[str]:
         )
     recomputing = mapping.recomputation
     if recomputing != "none" and not mapping.in_phases:
-        if recomputing.isdecimal():
-            yield f"stage {recomputing} recomputes, since what it would keep does not fit its tiles"
-        else:
-            stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
-            yield f"{stages} recompute, since what they would keep does not fit their tiles"
+        one = recomputing.isdecimal()
+        stages = "all stages" if recomputing == "all" else f"stage{'s' * (not one)} {recomputing}"
+        slower = any(other.runs and _keeps(other.mapping, mapping) for other in plan.candidates)
+        reason = "is slower" if slower else "does not fit"
+        yield f"{stages} recompute{'s' * one}: to keep everything {reason}"
     yield _proof(plan)
+
+
+def _keeps(other: Mapping, mapping: Mapping) -> bool:
+    """Whether it is that mapping but for recomputation, of which it has none."""
+    same = [(replace(one, stages=()), one.split, one.state) for one in (other, mapping)]
+    return same[0] == same[1] and other.recomputation == "none"
 
 
 def _against_own(plan: Plan) -> Iterable[str]:
@@ -149,8 +155,7 @@ def _against_others(plan: Plan) -> Iterable[str]:
         other = max(others, key=lambda one: one.rate)
         less = 1 - other.rate / best.rate
         if less > 0:
-            how = text(other.mapping)
-            yield f"with {how} the best is {less:.1%} slower ({other.mapping})"
+            yield f"with {text(other.mapping)} the best is {less:.1%} slower ({other.mapping})"
 
 
 def _proof(plan: Plan) -> str:

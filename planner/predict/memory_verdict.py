@@ -43,7 +43,7 @@ class Verdict:
     largest_bytes: int
     exact: bool = False  # the profile holds exactly this
     of_code: bool = False  # code is beyond region 0: ``nbytes`` counts as much beyond the tile
-    open_code: bool = False  # of operators that were not compiled, code may be beyond region 0
+    open_code: bool = False  # of operators that were not compiled, code may have no room
 
     @property
     def free(self) -> int:
@@ -100,8 +100,7 @@ def verdict_on(
     """The verdict on an IPU with these stages, all free without any; ``passing``: `passing_of`."""
     if not parts:
         return Verdict(ipu, 0, 0, costs.machine.bytes_per_tile, "nothing", 0, exact=True)
-    (verdict,) = _of_fullest_tiles(usage_of(costs, parts, passing), [ipu], exact)
-    return verdict
+    return _of_fullest_tiles(usage_of(costs, parts, passing), [ipu], exact)[0]
 
 
 def _of_fullest_tiles(usage: Usage, ipus: Sequence[int], exact: bool) -> list[Verdict]:
@@ -114,7 +113,7 @@ def _of_fullest_tiles(usage: Usage, ipus: Sequence[int], exact: bool) -> list[Ve
     code = usage.code_beyond[rows, tiles]
     there = np.vstack([there, np.where(code > 0, machine.region0_bytes + code, 0)])
     largest = np.where(code > 0, len(there) - 1, there.argmax(axis=0))
-    grow = region0.may_outgrow(usage.runs, machine)
+    grow = region0.may_outgrow(usage.runs, machine.bytes_per_tile - usage.used, machine)
     of_each = zip(ipus, tiles.tolist(), largest.tolist(), grow.tolist(), strict=True)
     return [
         Verdict(

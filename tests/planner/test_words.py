@@ -52,6 +52,21 @@ def test_one_is_no_plural() -> None:
     assert lines[-1].startswith("exact for the costs of 1 compile: ")
 
 
+@pytest.mark.parametrize(("kept", "reason"), [(True, "is slower"), (False, "does not fit")])
+def test_recomputation_has_its_true_reason(kept: bool, reason: str) -> None:
+    """A recurrent model recomputed because it was quicker, 'since what it kept did not fit'."""
+    best = candidate(10.0)
+    ends = StagePlan(0, ("a",), recompute=True), StagePlan(1, ("b", "c"))
+    best = replace(best, mapping=replace(best.mapping, stages=ends))
+    keeping = replace(ends[0], recompute=False), ends[1]
+    if not kept:  # others keep all, but in another split
+        keeping = StagePlan(0, ("a", "b"), recompute=False), StagePlan(1, ("c",))
+    other = replace(candidate(9.0), mapping=replace(best.mapping, stages=keeping))
+    question = replace(plan().question, fixed={})
+    lines = why(Plan(question, (best, other), ("a", "b", "c"), compiles=1))
+    assert f"all stages recompute: to keep everything {reason}" in lines
+
+
 def test_what_was_not_looked_into_has_a_line_a_reason() -> None:
     lines = ["a: slow", "b does not divide 32", "c: slow", "d: too large: by 3", "e: slow"]
     assert by_reason(lines) == ("a and 2 more: slow", "b does not divide 32", "d: too large: by 3")

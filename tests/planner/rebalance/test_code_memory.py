@@ -17,9 +17,9 @@ from ipuscope.planner.advice.search import predicted
 from ipuscope.planner.costs.code_memory import CodeMemory
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
-from ipuscope.planner.levers.levers import Basis
+from ipuscope.planner.levers.levers import Basis, surely_fit
 from ipuscope.planner.levers.settings import Levers
-from ipuscope.planner.predict.memory_verdict import Answer
+from ipuscope.planner.predict.memory_verdict import BELOW, Answer
 from ipuscope.planner.predict.what_if import Assignment, memory_of
 from ipuscope.planner.search.split_search import Split, best_split
 from ipuscope.planner.search.what_fits import UNSURE, or_close
@@ -164,9 +164,30 @@ def test_code_that_may_outgrow_region_0_is_for_a_compile_to_tell(
         (Levers(micro_batch=16), True),
     ):
         advice = predicted(basis, levers)
-        words = "IPU 0: its code may outgrow region 0: compile to know" if is_open else "fits"
+        words = "IPU 0: its code may outgrow its room: compile to know" if is_open else "fits"
         assert (advice.memory, advice.surely) == (words, not is_open)
         (verdict,) = basis.memory_with(levers)
         assert (verdict.open_code, verdict.answer == Answer.CLOSE) == (is_open, is_open)
     doubts = [basis.doubt_of_memory(Levers(micro_batch=size)) for size in (5, 8, 16, 32, 2)]
     assert doubts == pytest.approx([0.12, 0.12, 0.24, 0.36, 0.12])
+
+
+def test_code_that_may_outgrow_the_tile_is_for_a_compile_to_tell(tmp_path: Path) -> None:
+    """Code that has room in region 0 grows at the cost of what else the tile holds."""
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.showCompilationProgressBar(False)
+    model = Mlp([256] * 7, [0] * 6)
+    executor = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
+    executor.compile(torch.zeros(4, 256), torch.zeros(4, 256))
+    report = open_report(tmp_path / "training")
+    costs, code, half = Costs.from_report(report), most_code(report, 0), Levers(half=True)
+    small = replace(costs.machine, region0_bytes=round(1.4 * code))
+    (roomy,) = Basis(report, replace(costs, machine=small)).memory_with(half)
+    assert (roomy.answer, roomy.open_code) == (Answer.FITS, False)
+    for share, answer in ((0.1, Answer.FITS), (0.92, Answer.CLOSE)):
+        tile = replace(small, bytes_per_tile=round(roomy.nbytes / share))
+        basis = Basis(report, replace(costs, machine=tile))
+        (verdict,) = basis.memory_with(half)
+        assert verdict.free > BELOW * tile.bytes_per_tile
+        assert (verdict.answer, verdict.open_code) == (answer, answer is Answer.CLOSE)
+        assert surely_fit((verdict,), basis.doubt_of_memory(half)) == (answer is Answer.FITS)
