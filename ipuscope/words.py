@@ -22,8 +22,8 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate most like the word, ignoring case; None if none is close."""
-    by_lower = {name.lower(): name for name in candidates}
-    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    by_lower = {name.lower().lstrip("-"): name for name in candidates}
+    matches = difflib.get_close_matches(word.lower().lstrip("-"), by_lower, n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
 
 
@@ -41,18 +41,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {text} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but an unknown option is an error of the subcommand."""
+        """As argparse does, but a word too many is an error of the subcommand."""
         parsed, unknown = super().parse_known_args(args, namespace)
         options = [word for word in unknown if word.startswith("-")]
         if options:
             flag = options[0].split("=")[0]
             self.error(f"unknown option {flag}{did_you_mean(flag, self._option_string_actions)}")
+        if unknown:
+            names = " and ".join(str(x.metavar or x.dest) for x in self._get_positional_actions())
+            self.error(f"{unknown[0]!r} is too many: it takes {names or 'options only'}")
         return parsed, unknown
 
 
 def _with_suggestion(message: str) -> str:
     """The message of argparse, with the choice that was probably meant instead of all of them."""
     message = _VALUE.sub(r"\1 takes no value, but has '\2'", message)
+    message = message.replace("the following arguments are required:", "give it")
     match = _CHOICE.search(message)
     if match is None:
         return message

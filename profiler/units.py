@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any, NamedTuple
 
 _NAMED = 9  # stages whose Blocks are listed one by one
 _PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
@@ -107,6 +108,15 @@ def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
     fits = [one for one in units if abs(rounded(value / one[0])) >= 1]
     unit, name = fits[0] if fits else smallest
     return per_second(value / unit) + name
+
+
+class Fact(NamedTuple):
+    """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
+
+    key: str
+    value: Any
+    label: str = ""
+    words: str = ""
 
 
 _OF_CODE = "./(=_"  # in a first word: it is code, or an operator's name

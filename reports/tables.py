@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.units import shortened
+from ipuscope.profiler.units import Fact, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,16 +127,6 @@ class Table:
     def shown(self) -> pd.DataFrame | Answer:
         """The rows that are printed."""
         return self.frame if self.most is None else self.frame.head(self.most)
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
-
-    key: str
-    value: Any
-    label: str = ""
-    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,23 +36,13 @@ def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) ->
     app.layout = lambda: html.Div(
         html.Main(
             [
-                html.Div(
-                    [html.Div(head), button],
-                    className="head",
-                    style={
-                        "display": "flex",
-                        "justifyContent": "space-between",
-                        "alignItems": "center",
-                        "paddingTop": "20px",
-                    },
-                ),
+                html.Div([html.Div(head), button], className="head"),
                 dcc.Store(id="where", data={"theme": "light"}),
                 html.Div(body(themes.theme("light")), id="body"),
             ],
             id="main",
         ),
-        className="shell",
-        style={"display": "block", "maxWidth": "1440px", "margin": "0 auto", "padding": "0 24px"},
+        className="shell plan",
     )
     guards.protect(app, guard or guards.Guard())
     app.clientside_callback(

@@ -53,11 +53,12 @@ def relief(report: Report, ipu: int | None = None) -> list[Relief]:
 
     Empty if nothing does. ValueError if the profile has no costs of Blocks.
     """
-    return relief_on(basis_of(report), ipu)
+    every = relief_on(basis_of(report), ipu)
+    return [replace(one, command=report.with_path(one.command)) for one in every]
 
 
 def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
-    """`relief` for a profile that was already read."""
+    """`relief` for a profile that was already read; PROFILE stands for its path."""
     fullest = [one.nbytes for one in _verdicts(basis, Levers())]
     worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
     now = basis.cycles_with(Levers())
@@ -274,13 +275,12 @@ def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
 
 def _command_and_page(basis: Basis, levers: Levers) -> tuple[str, str]:
     """The command that predicts its effect, and the viewer's page."""
-    path = basis.report.path.parent
     if levers.split is None:
-        return f"ipu-run --with {argument(levers)} SCRIPT", "/memory"
+        return command_line(Provenance.of(basis.report), argument(levers)), "/memory"
     where = f"/rebalance?starts={in_address(levers.split)}"
     if levers.split.choices:
-        return f"ipu-report rebalance --recompute choose --offload choose {path}", where
-    return f"ipu-report whatif {path} --assign {levers.split.sizes(len(basis.costs))}", where
+        return "ipu-report rebalance PROFILE --recompute choose --offload choose", where
+    return f"ipu-report whatif PROFILE --assign {levers.split.sizes(len(basis.costs))}", where
 
 
 def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:

@@ -251,8 +251,8 @@ def check(report: Report) -> None:
     if report.meta.get("strategy") == "phased":
         raise ValueError(
             f"{report.path} was phased: splits are predicted for pipelines and sharded execution"
-            " only. ipu-run --plan compiles and predicts other phases; ipu-report advise shows the"
-            " levers that move no Blocks"
+            " only. ipu-run --plan compiles and predicts other phases; for the levers that move no"
+            f" Blocks: ipu-report advise {report.argument}"
         )
     empty = sorted(set(range(len(report.stages))) - set(report.blocks["stage"].tolist()))
     if empty:

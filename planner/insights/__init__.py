@@ -32,12 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 
-@stored
 def insights(report: Report) -> list[Insight]:
     """All insights, most cycles first, then most bytes, then the rest; none if imported.
 
     Changes of the batch stand behind the others, and what no change is known for behind both.
     """
+    return [one.with_paths(report.with_path) for one in _insights(report)]
+
+
+@stored
+def _insights(report: Report) -> list[Insight]:
+    """`insights` of the profile and its copies: PROFILE stands for its path."""
     if report.imported:
         return []
     basis = _basis(report)

@@ -81,7 +81,7 @@ def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str,
 def _other_split(
     title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
 ) -> Insight:
-    action = "to use that split, write a placement file: ipu-report rebalance -o FILE"
+    action = "to use that split: ipu-report rebalance PROFILE -o new.json writes its placement file"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return Insight(title, detail, action, where, gain, change=change, waits=waits)
@@ -171,7 +171,7 @@ def _only_if_even(
         f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
         f" stages even {turn(costs)} would take about {if_even:,} cycles less."
     )
-    action = "Cut its Blocks into smaller ones: ipu-report ops has their longest operators"
+    action = "Cut its Blocks into smaller ones: ipu-report ops PROFILE has their longest operators"
     return [
         replace(
             uneven,

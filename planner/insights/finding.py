@@ -50,6 +50,11 @@ class Insight:
     file: str = ""
     line: int = 0
 
+    def with_paths(self, with_path: Callable[[str], str]) -> Insight:
+        """The finding whose commands name its profile."""
+        detail, action, *code = map(with_path, (self.detail, self.action, *self.code))
+        return replace(self, detail=detail, action=action, code=tuple(code))
+
     @property
     def headline(self) -> str:
         """``title``, and whether a weight update then has other samples."""

@@ -121,7 +121,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     yield Insight(
         f"{words} would be quicker, but does not fit",
         f"{times:.2f} times the samples a second{' (an estimate)' * one.estimate}; {one.memory}.",
-        "Make room first: ipu-report tile shows what the tile holds",
+        f"Make room first: ipu-report tile PROFILE --ipu {one.ipu} shows what the tile holds",
         f"/memory?ipu={one.ipu}",
     )
 
@@ -155,8 +155,8 @@ def _together(basis: Basis, advised: Advised, advice: Advice) -> Insight:
         f"{units.sentence(advice.title)}: {advice.rate} samples a"
         f" second instead of {units.per_second(present.samples_per_second)}, {advice.samples:,}"
         f" samples {basis.turn} {samples}. The same samples take {less}, of"
-        f" {present.cycles:,} at present. To compile it: ipu-report advise PROFILE --check"
-        f" {shlex.join(Provenance.of(basis.report).program)}."
+        f" {present.cycles:,} at present. ipu-report advise PROFILE --check"
+        f" {shlex.join(Provenance.of(basis.report).program)} compiles it."
         f"{_is_open(advice)}{_instead(advised, advice)}"
         f"{''.join(f' {one}' for one in advised.notes)}",
         "write this",

@@ -82,7 +82,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
         findings = [Insight(title, room, "A larger micro-batch uses the tiles better", where)]
     else:
         where += f"&tile={analysis.fullest(report, ipu)}"
-        little = "Little room is left for more: ipu-report advise says what fits"
+        little = "Little room is left for more: ipu-report advise PROFILE says what fits"
         findings = [_with_line(report, ipu, Insight(title, room, little, where))]
     live = report.memory(ipu)
     state = live[live["role"] == Role.OPTIMISER_STATE]

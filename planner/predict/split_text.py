@@ -115,7 +115,7 @@ def _load(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[d
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a placement file ({error}): create one with"
-            " ipu-report rebalance -o FILE"
+            " ipu-report rebalance PROFILE -o FILE"
         ) from error
     return _all(names, stage, path), ipus, stages
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report, number
 from ipuscope.profiler.report.frames import summed
 from ipuscope.profiler.timeline.tile_usage import Overflow
-from ipuscope.profiler.units import count
+from ipuscope.profiler.units import Fact, count
 
 MOST_WAITS = 3
 _WAITS = ("longest_wait", "second_wait", "third_wait")
@@ -240,15 +240,6 @@ def slowest_of(report: Report) -> Slowest | None:
         computes, total = computing(report)
         on_path = computes.get(ipu, 0) / max(1, total)
     return Slowest(name, ipu, longest, blocks, cycles, ratio, on_path)
-
-
-class Fact(NamedTuple):
-    """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
-
-    key: str
-    value: Any
-    label: str = ""
-    words: str = ""
 
 
 def about(of: Facts) -> list[Fact]:

@@ -8,6 +8,8 @@ profiler` stays light. What frames are made of, as numpy arrays, is in the four 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 BATCH = 500_000  # of one Arrow batch
+_OF_PROFILE = re.compile(r"(ipu-report \w+ )PROFILE\b")
 # Columns of steps that are read together.
 _FRAME_OF_STEPS = (
     *("id", "ipu", "position", "program", "body", "op", "name", "cycles"),
@@ -82,6 +85,19 @@ class Report:
 
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
+
+    @property
+    def argument(self) -> str:
+        """The profile in a shell's command: its directory, or its file if that has another name."""
+        path = self.path
+        return shlex.quote(str(path.parent if path.name == "profile.pop" else path))
+
+    def with_path(self, words: str) -> str:
+        """The words, in whose commands ``ipu-report ... PROFILE`` is this one.
+
+        Answers about a profile serve its copies (`ipuscope.profiler.answers`): none has a path.
+        """
+        return _OF_PROFILE.sub(lambda command: command[1] + self.argument, words)
 
     @property
     def figures(self) -> Any:

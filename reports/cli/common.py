@@ -295,7 +295,8 @@ def each_profile(
                     say_damage(report)
             except (ProfileError, CommandError) as error:
                 words = str(error)
-                errors.setdefault(words.replace(str(path), ""), []).append(words)
+                bare = words.replace(str(path), "").replace(str(path.parent), "")  # of `argument`
+                errors.setdefault(bare, []).append(words)
                 failed = max(failed, getattr(error, "code", UNREADABLE))
     for first, *alike in errors.values():
         more = f" (The same holds for {len(alike):,} more of these profiles.)" if alike else ""
@@ -315,15 +316,20 @@ def _named(arguments: Iterable[str], paths: Iterable[Path]) -> bool:
     return near.issuperset(paths)
 
 
+def none_such(
+    report: Report, words: str, option: str, number: int, alike: str = ""
+) -> CommandError:
+    """The error of an option's value that is not below the number of such things."""
+    has = f"It has {number:,}{alike}: --{option} 0 to {number - 1}"
+    return CommandError(f"{report.path}: {words}. {has}")
+
+
 def check_iteration(report: Report, run: int, iteration: int) -> None:
     """Raise CommandError if the run has no such device iteration."""
     check_run(report, run)
     iterations = int(report.runs["iterations"].iloc[run])
     if iteration >= iterations:
-        raise CommandError(
-            f"{report.path}: run {run} has no iteration {iteration}. "
-            f"It has {iterations}: --iteration 0 to {iterations - 1}"
-        )
+        raise none_such(report, f"run {run} has no iteration {iteration}", "iteration", iterations)
 
 
 def check_run(report: Report, run: int) -> None:
@@ -339,9 +345,7 @@ def check_run(report: Report, run: int) -> None:
             f"{report.path}: it has neither a run nor a schedule (state: {report.meta['state']})."
             f" {anew}"
         )
-    raise CommandError(
-        f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"
-    )
+    raise none_such(report, f"there is no run {run}", "run", runs)
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
@@ -377,9 +381,7 @@ def check_ipu(report: Report, ipu: int) -> None:
     number, replicas = report.target.ipus_per_replica, report.target.num_replicas
     if not 0 <= ipu < number:
         alike = f" (of one replica: all {replicas} are alike)" if replicas > 1 else ""
-        raise CommandError(
-            f"{report.path}: there is no IPU {ipu}. It has {number}{alike}: --ipu 0 to {number - 1}"
-        )
+        raise none_such(report, f"there is no IPU {ipu}", "ipu", number, alike)
 
 
 def ipus(report: Report) -> list[int]:

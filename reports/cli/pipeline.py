@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ipuscope.profiler.analysis.pipeline import Bubble
-    from ipuscope.reports.tables import Fact, Lines, Page
+    from ipuscope.profiler.units import Fact
+    from ipuscope.reports.tables import Lines, Page
 
 HELP = "the pipeline as text, and each pipeline cycle: the slowest stage and why, bubbles"
 EXAMPLES = """  ipu-report pipeline demo/training
@@ -135,7 +136,7 @@ def _short(work: str) -> str:
 
 
 def _facts(bubble: Bubble) -> tuple[Fact, ...]:
-    from ipuscope.reports.tables import Fact
+    from ipuscope.profiler.units import Fact
 
     time = f"{bubble.time_measured:.1%} in this profile"
     if not bubble.slot_closed_form:  # one stage, or stages that take turns

@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             answer = query.select(report, args.sql, args.timeout)
         except query.QueryError as error:
-            hint = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
+            names = "'select name from sqlite_master'"
+            hint = f"its tables: ipu-report query {names} {report.argument}"
             option = " (--timeout)" if isinstance(error, query.QueryTimeout) else ""
             what = f"{report.path}: {str(error).rstrip('.')}{option}. Give one SELECT; {hint}"
             raise common.CommandError(what, common.NOT_SO) from None

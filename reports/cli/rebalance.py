@@ -172,7 +172,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler import confidence, units
     from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.cli.whatif import costs_of, stage_columns, stage_rows
-    from ipuscope.reports.tables import Column, Fact, Facts, Table, say, sentence
+    from ipuscope.reports.tables import Column, Facts, Table, say, sentence
 
     costs = costs_of(report)
     choices = _choices(costs, args)
@@ -188,10 +188,10 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     proof = Facts(
         "best",
         (
-            Fact("cycles", wanted.total),
-            Fact("proven", split.proven),
-            Fact("gap", split.gap),
-            Fact("least_cycles", split.least_total),
+            units.Fact("cycles", wanted.total),
+            units.Fact("proven", split.proven),
+            units.Fact("gap", split.gap),
+            units.Fact("least_cycles", split.least_total),
         ),
     )
     lines += [
@@ -202,7 +202,7 @@ def _propose(report: common.Report, args: argparse.Namespace) -> common.Page:
     if report.imported:
         lines += common.mark(report)
     elif wanted.total > (1 - _LITTLE) * now.total:
-        lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
+        lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.argument}"))
     if args.output is not None:
         placed = merged_placement(
             Provenance.of(report).placement,

@@ -37,11 +37,11 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.movement import streaming_steps
     from ipuscope.profiler.report.query import Answer
-    from ipuscope.reports.tables import Fact, Facts, Lines, Table, clean
+    from ipuscope.reports.tables import Facts, Lines, Table, clean
 
     of, tile = facts.facts(report), facts.fullest(report)
-    rows = [Fact(*one) for one in (*facts.about(of), *facts.speed(of), *facts.memory(tile))]
-    parts: list[Any] = [Facts("summary", tuple(rows))]
+    rows = (*facts.about(of), *facts.speed(of), *facts.memory(tile))
+    parts: list[Any] = [Facts("summary", rows)]
     if of.runs:
         proportions = report.proportion_columns(0)
         parts += [

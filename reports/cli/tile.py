@@ -31,18 +31,12 @@ def page(report: common.Report, args: argparse.Namespace) -> common.Page:
     tiles = report.tiles(args.ipu)
     tile = analysis.fullest(report, args.ipu) if args.tile is None else args.tile
     if tile >= len(tiles):
-        raise common.CommandError(
-            f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0"
-            f" to {len(tiles) - 1}"
-        )
+        raise common.none_such(report, f"IPU {args.ipu} has no tile {tile}", "tile", len(tiles))
     row = tiles.iloc[tile]
     steps = report.program_steps(args.ipu)
     step = int(row["peak_step"]) if args.step is None else args.step
     if step >= len(steps):
-        raise common.CommandError(
-            f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0"
-            f" to {len(steps) - 1}"
-        )
+        raise common.none_such(report, f"IPU {args.ipu} has no step {step}", "step", len(steps))
     live = report.live_variables(args.ipu, step, tile)
     columns = (
         Column("name", "variable", text),

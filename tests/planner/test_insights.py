@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,6 +31,7 @@ from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis, open_report, units
 from ipuscope.profiler.analysis.critical_path import WAITING, critical_path, entries, path_columns
 from ipuscope.profiler.enums import PipelinePhase, Role
+from ipuscope.reports.cli import main
 from tests.models import Mlp, Mnist, TiedWords, model_of
 
 OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
@@ -423,8 +426,25 @@ def test_the_advice_is_the_advisors(name: str, compiled: Callable[[str], Report]
     (one,) = [one for one in insights(report) if "levers together" in one.title]
     assert advised is not None and advised.levers.split is not None
     assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
-    assert "ipu-report advise PROFILE --check " in one.detail
+    assert f"ipu-report advise {report.argument} --check SCRIPT compiles it." in one.detail
     assert ("It may not fit (" in one.detail) == (not advised.surely)
+
+
+def test_commands_name_the_profile_that_was_asked(
+    compiled: Callable[[str], Report], tmp_path: Path
+) -> None:
+    """They are run as they are, also for a copy, which has the stored answers of the first."""
+    first = compiled("uneven layers")
+    copy = open_report(shutil.copy(first.path, tmp_path / "its copy.pop"))
+    for report, place in ((first, first.path.parent), (copy, copy.path)):
+        said = "\n".join(f"{one.detail}\n{one.change_in_words}" for one in insights(report))
+        commands = dict(re.findall(r"ipu-report (\w+) (.+)", said))
+        assert {"advise", "rebalance"} <= set(commands)
+        assert {shlex.split(rest)[0] for rest in commands.values()} == {str(place)}
+        new = tmp_path / "new.json"
+        words = commands["rebalance"].partition(" writes")[0].replace("new.json", "{0}")
+        assert main(["rebalance", *shlex.split(words.format(shlex.quote(str(new))))]) == 0
+        assert new.is_file()
 
 
 def adds_up_and_is_spoken_of(report: Report) -> None:

@@ -608,6 +608,14 @@ def test_a_misspelt_word_meets_the_one_that_was_meant(
     line = complain(capsys, 2, *words)
     assert f"did you mean {meant}?" in line and "choose from" not in line
     assert "did you mean" not in complain(capsys, 2, "zzzz")
+    assert "did you mean" not in complain(capsys, 2, "view", "x", "--bogus"), "'--host' is far off"
+
+
+def test_a_word_too_many_or_too_few_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    many = complain(capsys, 2, "view", "a", "b", "c")
+    assert many.startswith("ipu-report view: error: 'c' is too many: it takes PROFILE and OTHER")
+    assert "it takes shell" in complain(capsys, 2, "completion", "bash", "x")
+    assert "error: give it OTHER (see" in complain(capsys, 2, "compare", "a")
 
 
 def test_a_profile_of_a_newer_format_says_what_to_do(

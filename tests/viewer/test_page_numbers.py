@@ -175,6 +175,19 @@ def test_borders_of_stages_are_dragged_and_moved_by_keys(view: Tab, training: Re
     shows((0, 1, 2), (0, 1, 2))
 
 
+def test_the_graph_is_as_small_as_its_window_needs(view: Tab) -> None:
+    """Nothing of it runs out at the right; where one could not read it, its first node is seen."""
+    page = view.page
+    inside = "const b = window.cy.elements().renderedBoundingBox(); return b.x1 > 0 && b.x2 <"
+    page.set_viewport_size({"width": 1000, "height": 900})
+    view.open("/rebalance")
+    view.wait(f"(() => {{ {inside} window.cy.width() && window.cy.zoom() < 0.9; }})()")
+    page.set_viewport_size({"width": 360, "height": 900})
+    view.open("/rebalance")
+    view.wait("window.cy && window.cy.zoom() === 0.9")
+    view.wait(f"(() => {{ {inside} Infinity; }})()")
+
+
 def test_why_speaks_of_the_split_that_is_proposed(training: Report) -> None:
     """Of the quickest onto these IPUs, which may be fewer or come back to one."""
     costs = Costs.from_report(training)

@@ -156,6 +156,8 @@ def test_another_profile_is_opened_and_compared_from_any_page(
         page.locator("#palette input").fill("compare with elsewhere")
         page.locator("#palette-found button").first.click()
         page.wait_for_selector("#compare-grid .ag-row")
+        differences = page.locator("#compare-grid .ag-row [col-id=difference]").all_inner_texts()
+        assert set(differences) == {"0"}, "no +0 where nothing differs"
         assert view.query()["profile"] == "1" and view.query()["with"] in profiles.more
         assert str(paths[3]) in page.inner_text("#page")
         page.locator("main .controls button.dash-dropdown").first.click()

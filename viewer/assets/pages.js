@@ -16,17 +16,19 @@ const zoomOf = (axis) => (relayout, figure) => {
   return ends[0] < ends[1] ? ends.map(String) : ['', ''];
 };
 
-// The frame of the model graph is as high as the graph; of another graph the first node is in sight.
+// The frame of the model graph is as high as the graph. Another graph is drawn as small as its width needs; if one could
+// not read it then, its first node is in sight.
 function asHighAsTheGraph(graph) {
-  const tops = graph.nodes(':orphan'), frame = document.getElementById('model-graph-frame'), zoom = 0.9;
+  const tops = graph.nodes(':orphan'), frame = document.getElementById('model-graph-frame');
   const at = (one) => `${one.position('x')},${one.position('y')}`;
   if (!tops.length || !frame || (tops.length > 1 && tops.every((one) => at(one) === at(tops[0])))) { return; }  // not laid out yet
-  const box = graph.elements().boundingBox(), whole = zoom * box.h + 24, most = graph.height();
+  const box = graph.elements().boundingBox(), most = graph.height();
+  const shown = tops.map((one) => one.data('path')).join(), before = graph.scratch('shown') || {}, again = before.of === shown;
+  const fit = (graph.width() - 24) / box.w, zoom = again ? before.zoom : fit < 0.5 ? 0.9 : Math.min(0.9, fit), whole = zoom * box.h + 24;
   const high = Math.max(110, Math.min(most, whole));
   frame.style.height = `${high}px`;
-  const shown = tops.map((one) => one.data('path')).join(), again = graph.scratch('shown') === shown;
   if (again && (whole > most || graph.zoom() !== zoom)) { return; }  // else the frame's new height has it in sight again
-  graph.scratch('shown', shown);
+  graph.scratch('shown', { of: shown, zoom });
   const first = tops.min((one) => one.position('x')).ele.position('y');
   const y = whole <= most ? high / 2 - zoom * (box.y1 + box.y2) / 2 : high / 2 - zoom * first;
   graph.viewport({ zoom, pan: { x: again ? graph.pan().x : 12 - zoom * box.x1, y } });

@@ -335,7 +335,7 @@ def _moved(report: Report) -> dict[int, int]:
 def _styles(theme: Theme) -> list[dict[str, Any]]:
     rules = {
         "node": "label: data(label); text-wrap: wrap; text-valign: center; shape: round-rectangle;"
-        "width: 120; height: 54; font-size: 11; background-color: data(colour); color: data(text)",
+        "width: 120; height: 54; font-size: 12; background-color: data(colour); color: data(text)",
         ":parent, .opened": f"background-color: {theme.page}; color: {theme.text};"
         f"text-valign: top; border-width: 1; border-color: {theme.muted}",
         "edge": f"label: data(label); text-wrap: wrap; font-size: 10; color: {theme.muted};"

@@ -282,7 +282,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
         return table
     share = units.percent(float(size.sum() / every.sum()))
     words = f"The {len(rows):,} largest of {len(every):,}, {share} of their bytes. All: "
-    all_of_it = f"ipu-report tile --ipu {ipu} --tile {tile} --top 0 {report.path}"
+    all_of_it = f"ipu-report tile --ipu {ipu} --tile {tile} --top 0 {report.argument}"
     return [html.P([words, html.Code(all_of_it)], className="note"), table]
 
 

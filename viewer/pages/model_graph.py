@@ -32,7 +32,7 @@ cyto.load_extra_layouts()  # includes dagre, served by Dash itself
 _HIGHEST = 600  # pixels of the canvas; assets/pages.js shows as much of it as the graph needs
 _NAMED: Any = {"aria-label": "The model as a graph"}
 # edges that pass nodes are straight: so far apart that they and their labels are beside these
-_APART = {"rankSep": 140, "nodeSep": 20, "edgeSep": 130}
+_APART = {"rankSep": 120, "nodeSep": 20, "edgeSep": 130}
 _LAYOUT = {"name": "dagre", "rankDir": "LR", "fit": False, **_APART}
 PARAMS = ("for", "layers", "colour", "open")
 _FOR = tuple((one, one) for one in ("forward", "backward", "update"))

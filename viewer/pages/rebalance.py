@@ -288,7 +288,8 @@ def _levers(report: Report, advised: Advised) -> Any:
     if not every:
         return common.message(NO_GAIN)
     rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
-    command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
+    program = shlex.join(Provenance.of(report).program)
+    command = f"ipu-report advise {report.argument} --check {program}"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")
     notes = [html.P(one, className="note") for one in advised.notes]
     return [html.Ol(rows, className="insights"), check, *notes]

@@ -122,25 +122,20 @@ def cards(rows: Rows, theme: Theme) -> list[Any]:
     taken = [one.name for one in (*own, *measures)]
     own += [_column(fields[name], name, settings[name]) for name in fields]
     shown = settings.rename(columns=fields).join(frame.assign(id=range(len(frame)))[[*taken, "id"]])
+    figure = figures.coordinates(frame, settings, theme)
+    least = {"minWidth": f"{_AXIS * figures.axes(settings)}px"}
+    lines = dcc.Graph(id="runs-lines", figure=figure, config=common.BARE_CONFIG, style=least)
     return [
         common.card(
             "Settings and what came of them",
-            html.Div(
-                dcc.Graph(
-                    id="runs-lines",
-                    figure=figures.coordinates(frame, settings, theme),
-                    config=common.BARE_CONFIG,
-                    style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
-                ),
-                style={"overflowX": "auto"},  # a phone has room for two axes and their names
-            ),
+            html.Div(lines, className="lines"),
             note=f"{rows.note}. One line per row of the table, the quicker the brighter. The"
             " table's filter applies here too; click a line to open it.",
         ),
         common.card(
             "All of them",
             tables.table("runs-table", shown, [*own, *measures], theme, 520, row_id="id"),
-            html.Div(rows.first, id="runs-opened", role="status", style={"marginTop": "12px"}),
+            html.Div(rows.first, id="runs-opened", role="status"),
             note="Sort by a heading, filter below it; click a row to open it.",
         ),
     ]
@@ -264,18 +259,11 @@ def why(plan: Plan) -> Any:
 def mapping(plan: Plan, position: int, path: str) -> Any:
     """A mapping in full, and the command that runs it."""
     one = plan.candidates[position]
-    copied = dcc.Clipboard(
-        target_id="plan-command", title="Copy command", style={"display": "inline-block"}
-    )
+    copied = dcc.Clipboard(target_id="plan-command", title="Copy command", className="copied")
     return [
         html.H3(f"Mapping {position + 1}{', the script’s own' if one.own else ''}"),
         common.facts(facts_of(one)),
-        html.Pre(
-            command_of(plan, one, path),
-            id="plan-command",
-            tabIndex="0",
-            style={"whiteSpace": "pre-wrap"},
-        ),
+        html.Pre(command_of(plan, one, path), id="plan-command", tabIndex="0"),
         html.Div([copied, html.Span(" copy command", className="note")]),
     ]
 
@@ -338,13 +326,9 @@ def command_of(plan: Plan, one: Candidate, path: str) -> str:
     if one == plan.best:
         return f"ipu-run --placement {shlex.quote(path)} {script}"
     mapping, batch = one.mapping, plan.question.global_batch
-    fixed = {
-        "t": mapping.shards,
-        "p": mapping.pipeline,
-        "r": mapping.replicas,
-        **({"phases": mapping.phases} if mapping.in_phases else {}),
-        **({} if mapping.in_phases else {"rts": "yes" if mapping.in_parts else "no"}),
-    }
+    fixed = {"t": mapping.shards, "p": mapping.pipeline, "r": mapping.replicas}
+    parts = {"rts": "yes" if mapping.in_parts else "no"}
+    fixed |= {"phases": mapping.phases} if mapping.in_phases else parts
     words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
     shares = sorted(set(mapping.proportions.values()))
     proportion = [f"--proportions {','.join(f'{one:g}' for one in shares)}"] if shares else []

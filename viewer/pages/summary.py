@@ -144,7 +144,8 @@ def _numbers(of: facts.Facts) -> Any:
     if of.state == OUT_OF_MEMORY:
         boxes.append(("It does not fit", "so it does not run: see above"))
     elif one := of.speed:
-        iteration = f"{of.turn}, {units.seconds(one.seconds)}"
+        seconds = units.seconds(one.seconds).replace(" ", "\N{NO-BREAK SPACE}")
+        iteration = f"{of.turn}, {seconds}"
         batches = f", {units.count(one.micro_batches, 'micro-batch')}" if one.micro_batches else ""
         rate = "samples, predicted"
         if one.likely is not None:

@@ -134,6 +134,8 @@ def definitions(
         if column.format:
             shown = f"params.value / {column.scale}" if column.scale != 1 else "params.value"
             formatted = f"d3.format('{column.format}')({shown})"
+            if column.format[0] == "+":  # d3 has it before 0, too
+                formatted = f"params.value ? {formatted} : '0'"
             definition |= {
                 "type": "rightAligned",
                 "valueFormatter": {"function": f"params.value == null ? '' : {formatted}"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,10 @@ def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
     report, said = refused
     assert "What frees most of that tile:" in said
     assert relief(report)[0].command in said
+    commands = [shlex.split(one.command) for one in relief(report)]
+    assert {word for one in commands for word in one if "PROFILE" in word} == set()
+    of_profile = [one for one in commands if one[0] == "ipu-report"]
+    assert of_profile and all(str(report.path.parent) in one for one in of_profile)
     assert way_to_fit(report) in said
 
 
