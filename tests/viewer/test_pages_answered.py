@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ipuscope.planner.advice import advise
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import peak, waits
 from ipuscope.profiler.analysis.operators import operators
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.viewer.app import create_app
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.pages import summary
@@ -150,7 +152,8 @@ def test_levers_beside_the_split_follow_what_may_change(
     said = pages.open("/rebalance").words("rebalance-levers")
     for one in advise(training).single[:2]:
         assert "\n".join(one.code) in said
-    assert "ipu-report advise" in said and "--check SCRIPT" in said
+    program = shlex.join(Provenance.of(training).program)
+    assert f"ipu-report advise {training.argument} --check {program}" in said
     assert "samples an update instead of" not in said
     changed = pages.open("/rebalance?batch=change").words("rebalance-levers")
     assert "samples an update instead of" in changed
