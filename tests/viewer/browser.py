@@ -63,7 +63,7 @@ class Tab:
 
     def wait_for_text(self, id: str, text: str) -> None:
         """Tables come a while after the page: their code is loaded when one is first drawn."""
-        self.wait(f"document.querySelector('#{id}').innerText.includes({json.dumps(text)})")
+        self.wait(f"document.querySelector('#{id}')?.innerText.includes({json.dumps(text)})")
 
     def wait_for_query(self, name: str, value: str = "") -> None:
         """Until the address has a parameter, of this value if one is given."""
