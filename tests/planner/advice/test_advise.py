@@ -28,6 +28,7 @@ from ipuscope.planner.advice import (
 from ipuscope.planner.advice.search import predicted
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
+from ipuscope.planner.levers import phased
 from ipuscope.planner.levers.phased import PhasedBasis
 from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
 from ipuscope.profiler import Report, analysis, open_report
@@ -239,6 +240,23 @@ def test_the_insights_on_phases_name_what_is_too_large(
     assert one.title == "micro-batch of 16 would be quicker, but does not fit"
     assert "IPU 0: does not fit by" in one.detail
     assert not one.gain_cycles
+
+
+def test_code_of_phases_may_outgrow_the_tile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half precision there may be 1.3 times as much, whether or not region 0 has room for it."""
+    options = _options(tmp_path).setExecutionStrategy(_phases("serial"))
+    report = _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+    code = round(0.7 * report.target.region0_bytes)
+    monkeypatch.setattr(phased, "most_code", lambda *_: code)
+    ((tile, _, live),) = PhasedBasis.of_phases(report)._fullest_tiles
+    none = live.assign(bytes=0, single=0)
+    for free, is_open in ((0.4, False), (0.2, True)):
+        extent = report.target.bytes_per_tile - round(free * code)
+        monkeypatch.setattr(PhasedBasis, "_fullest_tiles", [(tile, extent, none)])
+        (verdict,) = PhasedBasis.of_phases(report)._memory_of(half=True, ratio=1.0)
+        assert verdict.open_code == is_open
 
 
 @pytest.fixture(scope="module")
