@@ -326,7 +326,7 @@ def command_of(plan: Plan, one: Candidate, path: str) -> str:
     if one == plan.best:
         return f"ipu-run --placement {shlex.quote(path)} {script}"
     mapping, batch = one.mapping, plan.question.global_batch
-    fixed = {"t": mapping.shards, "p": mapping.pipeline, "r": mapping.replicas}
+    fixed: dict[str, Any] = {"t": mapping.shards, "p": mapping.pipeline, "r": mapping.replicas}
     parts = {"rts": "yes" if mapping.in_parts else "no"}
     fixed |= {"phases": mapping.phases} if mapping.in_phases else parts
     words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
