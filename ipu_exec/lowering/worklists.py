@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.products.amp import WORKERS
+from ipuscope.profiler.vertices import WORKERS
 
 Array = np.ndarray
 COMPACT_REACH = 8 << 16  # bytes that a pointer of 16 bits can tell apart by 8

@@ -22,8 +22,8 @@ from ipu_exec.lowering.operators.reduce_vertices import Kind
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine, Target, exchange_tile_cycles
+from ipuscope.profiler.vertices import WORKERS
 
-WORKERS = 6
 # worker cycles of an addition and of a product of logarithms ([PL,
 # lib/popnn/PerformanceEstimation.hpp], logAddCycles, logMulCycles)
 LOG_ADD, LOG_MULTIPLY = 16, 1

@@ -11,16 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.costs import KINDS
 from ipu_exec.lowering.layouts import Spread, ceil_div
 from ipu_exec.lowering.operators.elementwise import base_name
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
+from ipuscope.profiler.vertices import WORKERS
 
-WORKERS = 6
 PER_VECTOR = 3
-PER_POWER = 312  # an element: costs.KINDS["pow"]
+PER_POWER = KINDS["pow"].fp32[0]  # an element
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:

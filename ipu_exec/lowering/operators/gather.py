@@ -28,8 +28,8 @@ from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
+from ipuscope.profiler.vertices import WORKERS
 
-WORKERS = 6
 PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 # cycles of an element that is read or written where an index says (docs/cycles.md#copies, measured)
 _INDEXED = 10

@@ -17,8 +17,8 @@ from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
+from ipuscope.profiler.vertices import WORKERS
 
-WORKERS = 6
 ENCODED = 100  # worker cycles of a target that is encoded
 LEAST_VECTORS = 4  # of classes on a tile
 NONE, MEAN = 0, 1  # torch's numbers of reductions

@@ -24,8 +24,8 @@ from ipu_exec.lowering.products.product_shares import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
+from ipuscope.profiler.vertices import WORKERS
 
-WORKERS = 6
 _GRAINS = 8  # vectors of a group of channels at most
 _TRIED = 16  # splits of a dimension: those that make different parts, thinned out to so many
 

@@ -13,7 +13,8 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-WORKERS = 6
+from ipuscope.profiler.vertices import WORKERS
+
 VECTOR_BYTES = 8
 ADDS = ("ADD", "SQUARE_ADD")
 _LOGICAL = ("OR", "AND")

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.machine import Machine
+from ipuscope.profiler.vertices import WORKERS
 
 Ints = npt.ArrayLike
-WORKERS = 6
 # of weights that do not lie interleaved, the planner's default; twice that with 128-bit loads ([PL,
 # lib/poplin/ConvModel.cpp], use128BitConvUnitLoad)
 COEFFICIENT_BYTES_PER_CYCLE = 8

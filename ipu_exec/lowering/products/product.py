@@ -59,6 +59,7 @@ from ipu_exec.lowering.products.product_shares import (
     stored_weights,
     weight_block,
 )
+from ipuscope.profiler.vertices import WORKERS
 
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
@@ -261,7 +262,7 @@ class _ProductSteps:
         # createConvPartialVerticalMacVertex)
         if self.splits.method != "vmac":
             return np.zeros_like(self.share.field)
-        return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * amp.WORKERS
+        return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * WORKERS
 
     def worklists(self) -> Array:
         """Bytes of the vertex's worklists and pointers on each tile."""
